@@ -1,0 +1,401 @@
+/*
+ * kvbm_kernels: move the KV-cache blocks of large language models between memory layouts and between memories.
+ *
+ * This header is the specification of the C API: what is not in it is private. It needs no CUDA header, compiles as
+ * C99 and C++11, and may be included before or after cuda_runtime.h. Python reads this same file through cffi.
+ *
+ * Words and symbols
+ *
+ *   nb   blocks in a call
+ *   nl   layers
+ *   no   outer chunks: 2 for K and V, 1 for MLA or for K and V packed in one row
+ *   nh   KV heads (of this rank)
+ *   nt   tokens per block
+ *   hd   head dimension, in elements
+ *   row  the hd elements of one (block, layer, outer, token, head). Rows are always contiguous.
+ *   chunk  the nt*nh rows of one (block, layer, outer)
+ *
+ * Layouts
+ *
+ *   NHD block stack  nl*no chunks a block, each [nt, nh, hd]
+ *   HND block stack  nl*no chunks a block, each [nh, nt, hd]
+ *   operational      one buffer a block, [nl, no, nt*nh*hd], the last dimension in NHD or HND order
+ *   universal        one buffer a block, [nh, nl, no, nt, hd]: a range of heads is one contiguous slice
+ *
+ * Status codes
+ *
+ *   Every function that returns int returns a value of CUDA's cudaError_t; 0 is success. The library's own checks
+ *   return KVBM_KERNELS_ERROR_INVALID_VALUE before any byte is touched, and leave a sentence naming the argument in
+ *   kvbm_kernels_last_error_message(). A call that fails its checks changes nothing.
+ *
+ *   The checks come in this order: enumerated values and negative counts; then "nothing to do" (any count or size is
+ *   zero), which returns 0 in every build whatever the pointers; then sizes that do not fit size_t; then null
+ *   tables; then the entries of host tables.
+ *
+ * Threads and memory
+ *
+ *   Every function may be called from any number of threads at once. The library allocates no memory that outlives a
+ *   call, never prints, never aborts, and lets no C++ exception out. Overlap between what one call reads and what it
+ *   writes, or between two rows it writes, is undefined unless a function says otherwise.
+ *
+ * Builds
+ *
+ *   The build without CUDA (the stub) has the same symbols and the same checks. Its stream functions return
+ *   KVBM_KERNELS_ERROR_STUB_LIBRARY where they would have started work; the host functions do real work in both
+ *   builds. The CUDA build loads on a machine without a driver: its stream functions then return the CUDA runtime's
+ *   own code (35 or 100).
+ */
+#ifndef KVBM_KERNELS_H
+#define KVBM_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define KVBM_KERNELS_API __attribute__((visibility("default")))
+#else
+#define KVBM_KERNELS_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The version of this header. kvbm_kernels_version() gives that of the library that was loaded. */
+#define KVBM_KERNELS_VERSION_MAJOR 0
+#define KVBM_KERNELS_VERSION_MINOR 1
+#define KVBM_KERNELS_VERSION_PATCH 0
+
+/* cudaStream_t. NULL is the NULL stream; CUDA's handles 0x1 (legacy) and 0x2 (per-thread) are understood. */
+struct CUstream_st;
+typedef struct CUstream_st *kvbm_kernels_stream_t;
+
+/* Status codes with a meaning of their own here; values are cudaError_t's. */
+#define KVBM_KERNELS_SUCCESS 0
+/* An argument is not what the function's contract allows. */
+#define KVBM_KERNELS_ERROR_INVALID_VALUE 1
+/* The library could not get the memory it needed. */
+#define KVBM_KERNELS_ERROR_MEMORY_ALLOCATION 2
+/* This is the build without CUDA, and the call would have started work on a stream. */
+#define KVBM_KERNELS_ERROR_STUB_LIBRARY 34
+/* The route asked for cannot be used here: KVBM_KERNELS_MODE_BATCH without a usable cudaMemcpyBatchAsync. */
+#define KVBM_KERNELS_ERROR_NOT_SUPPORTED 801
+
+/* Element types. The library moves bytes: a type stands for its size, and no value is ever converted. */
+#define KVBM_KERNELS_DTYPE_F16 0
+#define KVBM_KERNELS_DTYPE_BF16 1
+#define KVBM_KERNELS_DTYPE_F32 2
+#define KVBM_KERNELS_DTYPE_F64 3
+#define KVBM_KERNELS_DTYPE_FP8_E4M3 4
+#define KVBM_KERNELS_DTYPE_FP8_E5M2 5
+#define KVBM_KERNELS_DTYPE_INT8 6
+#define KVBM_KERNELS_DTYPE_UINT8 7
+
+/* The order inside a chunk. */
+#define KVBM_KERNELS_LAYOUT_NHD 0
+#define KVBM_KERNELS_LAYOUT_HND 1
+
+/* How kvbm_kernels_memcpy_batch moves its pieces. */
+/* The fastest route that is correct for these pointers, this stream and this driver. */
+#define KVBM_KERNELS_MODE_AUTO 0
+/* One cudaMemcpyAsync a piece. */
+#define KVBM_KERNELS_MODE_ASYNC 1
+/* cudaMemcpyBatchAsync and nothing else, or KVBM_KERNELS_ERROR_NOT_SUPPORTED. */
+#define KVBM_KERNELS_MODE_BATCH 2
+
+/* The ways a batch can go, as bits: kvbm_kernels_last_batch_routes(). */
+/* A kernel of this library. */
+#define KVBM_KERNELS_ROUTE_KERNEL 1
+/* cudaMemcpyAsync, a call for each piece or run of adjacent pieces. */
+#define KVBM_KERNELS_ROUTE_ASYNC 2
+/* cudaMemcpyBatchAsync. */
+#define KVBM_KERNELS_ROUTE_BATCH 4
+
+/*
+ * About the library
+ */
+
+/* The library's version, "MAJOR.MINOR.PATCH". A static string. */
+KVBM_KERNELS_API const char *kvbm_kernels_version(void);
+
+/* True for the build without CUDA. */
+KVBM_KERNELS_API bool kvbm_kernels_is_stub_build(void);
+
+/*
+ * True if kvbm_kernels_memcpy_batch can use cudaMemcpyBatchAsync with this driver: built with CUDA 12.8 or newer, and
+ * a driver that has the entry. False in the stub and where there is no driver.
+ */
+KVBM_KERNELS_API bool kvbm_kernels_has_memcpy_batch_async(void);
+
+/* What kvbm_kernels_get_build_info() fills in. */
+typedef struct kvbm_kernels_build_info {
+  /* Set by the caller to sizeof(kvbm_kernels_build_info), so that fields can be added at the end later. */
+  size_t struct_nbytes;
+  /* As kvbm_kernels_version(). */
+  const char *version;
+  /* The CUDA architectures compiled in, "80,86,..."; "" in the stub. The newest is also there as PTX. */
+  const char *cuda_archs;
+  /* The CUDA runtime linked in, 1000*major + 10*minor; 0 in the stub. */
+  int cuda_version;
+  /* The newest CUDA the installed driver supports, same form; 0 in the stub or without a driver. */
+  int driver_version;
+  /* CUDA devices this process can see; 0 in the stub or without a driver. */
+  int num_devices;
+  /* As kvbm_kernels_is_stub_build(). */
+  bool is_stub_build;
+} kvbm_kernels_build_info;
+
+/*
+ * Fill in *info. Only the first info->struct_nbytes bytes are written. The strings are static.
+ * Returns 0, or 1 if info is NULL or info->struct_nbytes is smaller than that of version 0.1.
+ */
+KVBM_KERNELS_API int kvbm_kernels_get_build_info(kvbm_kernels_build_info *info);
+
+/*
+ * The name ("cudaErrorInvalidValue") and the meaning in a sentence of a status code. Static strings, never NULL; a
+ * code nobody knows is "unrecognized".
+ */
+KVBM_KERNELS_API const char *kvbm_kernels_status_name(int status);
+KVBM_KERNELS_API const char *kvbm_kernels_status_string(int status);
+
+/*
+ * Why the calling thread's last failed call failed, for example
+ * "universal_from_block: layout_value is 7, expected 0 (NHD) or 1 (HND)". "" if none has failed. A call that succeeds
+ * leaves it as it was. The string belongs to the thread and is good until its next failing call.
+ */
+KVBM_KERNELS_API const char *kvbm_kernels_last_error_message(void);
+
+/*
+ * Documented functions, on a stream
+ *
+ * These six (the four below, kvbm_kernels_has_memcpy_batch_async and kvbm_kernels_is_stub_build) keep their names,
+ * argument order and values for good.
+ *
+ * They start work on the stream and return: no synchronisation, no allocation, no host pointer kept. A
+ * "device-visible" pointer is to device memory or to pinned host memory; source and destination may each be either.
+ * Tables and blocks must stay as they are until the stream has passed the call. The current device is the same
+ * afterwards; the work runs on the stream's device. A CUDA error left behind by an earlier call of somebody else is
+ * neither returned nor cleared.
+ */
+
+/*
+ * Block stacks to universal blocks.
+ *
+ *   universal_ptrs_device  device-visible table [nb] of device-visible buffers of nh*nl*no*nt*hd elements; written
+ *   block_ptrs_device      device-visible table [nb*nl*no] of device-visible chunks of nt*nh*hd elements; chunk
+ *                          (b, l, o) is entry (b*nl + l)*no + o; read
+ *   dtype_value            KVBM_KERNELS_DTYPE_*
+ *   layout_value           KVBM_KERNELS_LAYOUT_* of the chunks
+ *
+ * Pointers need no alignment; 16 bytes is fastest.
+ */
+KVBM_KERNELS_API int kvbm_kernels_launch_universal_from_block(void *const *universal_ptrs_device,
+                                                              const void *const *block_ptrs_device, size_t num_blocks,
+                                                              size_t nh, size_t nl, size_t no, size_t nt, size_t hd,
+                                                              int dtype_value, int layout_value,
+                                                              kvbm_kernels_stream_t stream);
+
+/* Universal blocks to block stacks: as above with the roles exchanged, the universal buffers read and the chunks
+ * written. */
+KVBM_KERNELS_API int kvbm_kernels_launch_block_from_universal(const void *const *universal_ptrs_device,
+                                                              void *const *block_ptrs_device, size_t num_blocks,
+                                                              size_t nh, size_t nl, size_t no, size_t nt, size_t hd,
+                                                              int dtype_value, int layout_value,
+                                                              kvbm_kernels_stream_t stream);
+
+/*
+ * Copy num_pairs pieces of copy_size_bytes bytes, src_ptrs_device[i] to dst_ptrs_device[i].
+ *
+ *   src_ptrs_device, dst_ptrs_device  device-visible tables [num_pairs] of device-visible pointers, any alignment
+ *
+ * The access width is chosen for each pair by itself. num_pairs below zero is an invalid value.
+ */
+KVBM_KERNELS_API int kvbm_kernels_launch_vectorized_copy(void **src_ptrs_device, void **dst_ptrs_device,
+                                                         size_t copy_size_bytes, int num_pairs,
+                                                         kvbm_kernels_stream_t stream);
+
+/*
+ * Copy num_copies pieces of size_per_copy bytes, src_ptrs_host[i] to dst_ptrs_host[i].
+ *
+ *   src_ptrs_host, dst_ptrs_host  tables in ordinary host memory [num_copies], read before the call returns. The
+ *                                 pointers in them may be to device, pinned or pageable memory. None may be NULL.
+ *   mode_value                    KVBM_KERNELS_MODE_*
+ *
+ * Pageable memory follows cudaMemcpyAsync's rules: the call may wait for the copy.
+ */
+KVBM_KERNELS_API int kvbm_kernels_memcpy_batch(const void *const *src_ptrs_host, void *const *dst_ptrs_host,
+                                               size_t size_per_copy, size_t num_copies, int mode_value,
+                                               kvbm_kernels_stream_t stream);
+
+/*
+ * Extensions, on a stream
+ */
+
+/*
+ * kvbm_kernels_memcpy_batch with a size for each piece: nbytes[i] bytes from src_ptrs_host[i] to dst_ptrs_host[i].
+ *
+ *   nbytes        host array [num_copies]; a piece of 0 bytes is skipped, whatever its pointers
+ *   failed_index  may be NULL; set to the first piece found wrong or refused by CUDA, and to num_copies if there is
+ * none or no piece in particular is at fault. Once CUDA has refused one, the others may or may not be copied.
+ */
+KVBM_KERNELS_API int kvbm_kernels_memcpy_batch_sized(const void *const *src_ptrs_host, void *const *dst_ptrs_host,
+                                                     const size_t *nbytes, size_t num_copies, int mode_value,
+                                                     kvbm_kernels_stream_t stream, size_t *failed_index);
+
+/*
+ * Which ways the calling thread's last kvbm_kernels_memcpy_batch or _sized that had work to do went: the sum of
+ * KVBM_KERNELS_ROUTE_*. 0 if none has started any.
+ */
+KVBM_KERNELS_API int kvbm_kernels_last_batch_routes(void);
+
+/* Kinds of memory, as kvbm_kernels_get_memory_kind() tells them. */
+/* Ordinary host memory, or an address CUDA knows nothing of. */
+#define KVBM_KERNELS_MEMORY_PAGEABLE 0
+/* Host memory that kernels can reach: allocated pinned, or registered. */
+#define KVBM_KERNELS_MEMORY_PINNED 1
+/* Memory of a device. */
+#define KVBM_KERNELS_MEMORY_DEVICE 2
+
+/*
+ * Which kind of memory a pointer is to: *kind is KVBM_KERNELS_MEMORY_*. *device, if device is not NULL, is the device
+ * of KVBM_KERNELS_MEMORY_DEVICE and else -1. In the stub and without a driver all memory is pageable.
+ * Returns 0, or 1 if pointer or kind is NULL.
+ */
+KVBM_KERNELS_API int kvbm_kernels_get_memory_kind(const void *pointer, int *kind, int *device);
+
+/*
+ * Views
+ *
+ * A view says where each row of a set of blocks starts. Every layout above, and many more (packed K|V rows, padded
+ * pages, a range of heads or layers, a cache of fixed capacity), is a view with other numbers. All strides are in
+ * bytes and may be negative.
+ */
+
+/* The extents that two views share in one copy. */
+typedef struct kvbm_kernels_block_shape {
+  size_t num_layers; /* nl */
+  size_t num_outer;  /* no */
+  size_t num_heads;  /* nh */
+  size_t num_tokens; /* nt */
+  size_t row_nbytes; /* hd times the element size */
+} kvbm_kernels_block_shape;
+
+/*
+ * Row (i, l, o, t, h) of a view, where i counts the blocks of the call, starts at
+ *
+ *   id = block_ids ? block_ids[i] : i
+ *   (char *)bases[id*base_block_step + l*base_layer_step + o*base_outer_step] + offset
+ *       + id*block_stride + l*layer_stride + o*outer_stride + t*token_stride + h*head_stride
+ *
+ * A pointer table of separate chunks has steps nl*no, no and 1 and no block, layer or outer stride; one tensor a layer
+ * has steps 0, 1 and 0 and strides for the rest; one tensor for everything has one base and only strides.
+ *
+ * bases and block_ids are ordinary host arrays, read before a call returns: nothing has to be uploaded or kept.
+ */
+typedef struct kvbm_kernels_view {
+  /* Host table [num_bases] of base addresses. The entries that a call uses may not be NULL. */
+  void *const *bases;
+  size_t num_bases;
+  /* How far the table index moves with the block id, the layer and the outer index. */
+  size_t base_block_step;
+  size_t base_layer_step;
+  size_t base_outer_step;
+  /* Host array with an id for each block of the call, or NULL for 0, 1, 2, ... */
+  const int64_t *block_ids;
+  /* How many blocks the view has: ids are in [0, num_blocks). */
+  size_t num_blocks;
+  /* Added to every address, in bytes. */
+  int64_t offset;
+  int64_t block_stride;
+  int64_t layer_stride;
+  int64_t outer_stride;
+  int64_t token_stride;
+  int64_t head_stride;
+} kvbm_kernels_view;
+
+/*
+ * Fill in *view for a layout, without block ids and with tight strides.
+ *
+ *   block_stack  bases [num_blocks*nl*no]: chunk (b, l, o) is entry (b*nl + l)*no + o; layout_value is its order
+ *   operational  bases [num_blocks]: one buffer a block; layout_value is the order of its last dimension
+ *   universal    bases [num_blocks]: one buffer a block
+ *
+ * view->bases points at the caller's table, which must live as long as the view is used. Returns 0, or 1 if a pointer
+ * is NULL, layout_value is unknown, or a stride or table index does not fit.
+ */
+KVBM_KERNELS_API int kvbm_kernels_block_stack_view(kvbm_kernels_view *view, void *const *bases, size_t num_blocks,
+                                                   const kvbm_kernels_block_shape *shape, int layout_value);
+KVBM_KERNELS_API int kvbm_kernels_operational_view(kvbm_kernels_view *view, void *const *bases, size_t num_blocks,
+                                                   const kvbm_kernels_block_shape *shape, int layout_value);
+KVBM_KERNELS_API int kvbm_kernels_universal_view(kvbm_kernels_view *view, void *const *bases, size_t num_blocks,
+                                                 const kvbm_kernels_block_shape *shape);
+
+/* Choices for kvbm_kernels_copy_blocks. A NULL options pointer means all defaults. */
+typedef struct kvbm_kernels_copy_options {
+  /* Set by the caller to sizeof(kvbm_kernels_copy_options), so that fields can be added at the end later. */
+  size_t struct_nbytes;
+  /*
+   * The largest number of multiprocessors the copy may keep busy; 0 lets the library choose: all of them between
+   * places of one device, only as many as saturate the link where it is crossed. Negative is an invalid value.
+   */
+  int max_sms;
+} kvbm_kernels_copy_options;
+
+/*
+ * Copy num_blocks blocks of the given shape from one view to another, on a stream.
+ *
+ * The rows must be in device or pinned host memory. The views, their tables and their ids are host memory and are read
+ * before the call returns: nothing of them has to be uploaded or kept, and a captured graph replays with the addresses
+ * of the capture. Otherwise as the functions above.
+ *
+ * Beyond the checks of all functions: ids outside [0, view->num_blocks), more blocks than a view without ids has, a
+ * table index at or past num_bases, a NULL base that the call would use, and addresses that do not fit 63 bits are
+ * invalid values.
+ */
+KVBM_KERNELS_API int kvbm_kernels_copy_blocks(const kvbm_kernels_view *dst, const kvbm_kernels_view *src,
+                                              const kvbm_kernels_block_shape *shape, size_t num_blocks,
+                                              const kvbm_kernels_copy_options *options, kvbm_kernels_stream_t stream);
+
+/*
+ * Host functions: the same work on host memory by the calling thread and helpers
+ *
+ * They do real work in both builds, and have finished when they return. num_threads is the number of threads to use,
+ * the caller's among them; 0 lets the library choose from the amount of data and the processors this process may run
+ * on; negative is an invalid value. A thread that cannot be started is done without. All memory is ordinary host
+ * memory (pinned memory is fine) and needs no alignment.
+ */
+
+/* kvbm_kernels_copy_blocks for host memory. */
+KVBM_KERNELS_API int kvbm_kernels_host_copy_blocks(const kvbm_kernels_view *dst, const kvbm_kernels_view *src,
+                                                   const kvbm_kernels_block_shape *shape, size_t num_blocks,
+                                                   int num_threads);
+
+/* kvbm_kernels_launch_universal_from_block for host tables of host memory. No table entry may be NULL. */
+KVBM_KERNELS_API int kvbm_kernels_host_universal_from_block(void *const *universal_ptrs, const void *const *block_ptrs,
+                                                            size_t num_blocks, size_t nh, size_t nl, size_t no,
+                                                            size_t nt, size_t hd, int dtype_value, int layout_value,
+                                                            int num_threads);
+
+/* kvbm_kernels_launch_block_from_universal for host tables of host memory. No table entry may be NULL. */
+KVBM_KERNELS_API int kvbm_kernels_host_block_from_universal(const void *const *universal_ptrs, void *const *block_ptrs,
+                                                            size_t num_blocks, size_t nh, size_t nl, size_t no,
+                                                            size_t nt, size_t hd, int dtype_value, int layout_value,
+                                                            int num_threads);
+
+/*
+ * Copy num_copies pieces of host memory, nbytes[i] bytes from src_ptrs[i] to dst_ptrs[i].
+ *
+ *   src_ptrs, dst_ptrs  host tables [num_copies]
+ *   nbytes              host array [num_copies]; a piece of 0 bytes is skipped, whatever its pointers
+ *   failed_index        may be NULL; set to the first piece found wrong, and to num_copies if there is none
+ */
+KVBM_KERNELS_API int kvbm_kernels_host_copy_batch(const void *const *src_ptrs, void *const *dst_ptrs,
+                                                  const size_t *nbytes, size_t num_copies, int num_threads,
+                                                  size_t *failed_index);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* KVBM_KERNELS_H */

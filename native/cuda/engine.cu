@@ -1,0 +1,333 @@
+// Copies between views: a plan becomes launches whose parameters carry the address tables.
+#include "engine.h"
+#include "launch.h"
+#include "status.h"
+#include "tables.h"
+
+namespace kvbm::device {
+namespace {
+
+// Keeps every index and offset of a launch below kIndexLimit.
+constexpr size_t kLongestRun = size_t{1} << 30;
+constexpr uint64_t kMostTiles = uint64_t{1} << 30;
+
+uint64_t magnitude(int64_t n) { return n < 0 ? 0 - static_cast<uint64_t>(n) : static_cast<uint64_t>(n); }
+uint64_t longest_stride(const Dim &dim) {
+  const uint64_t src = magnitude(dim.src_stride), dst = magnitude(dim.dst_stride);
+  return src > dst ? src : dst;
+}
+uint32_t lowest_bit(uint64_t n) { return static_cast<uint32_t>(n & (0 - n)); }
+
+// The part of a launch's description that its items share.
+struct Shape {
+  Head head;
+  uint64_t tiles_per_chunk;  // over its outer dimensions too
+  bool gathers;
+};
+
+// Whether the destination's dimensions lie so that whole vectors of it are made of short segments.
+bool gathers(const Head &head) {
+  const uint32_t row = head.segment_nbytes;
+  if (row >= kVectorNbytes || (row & (row - 1)) != 0 || head.alignment != row) return false;
+  int i = static_cast<int>(head.num_inner) - 1;
+  uint64_t run = row;
+  while (i >= 0 && head.inner[i].dst_stride == static_cast<int64_t>(run)) run *= head.inner[i--].size.size;
+  if (run % kVectorNbytes != 0) return false;
+  for (; i >= 0; --i) {
+    if (head.inner[i].dst_stride % static_cast<int32_t>(kVectorNbytes) != 0) return false;
+  }
+  return true;
+}
+
+Shape shape_of(const Plan &plan, bool bounded) {
+  Shape shape{};
+  Head &head = shape.head;
+
+  // Dimensions go from the item to the launch, outermost first, until 32 bits hold what is left.
+  int first = 0;
+  for (; first < plan.num_dims; ++first) {
+    uint64_t nbytes = plan.segment_nbytes, src = nbytes, dst = nbytes;
+    bool fits = true;
+    for (int i = first; i < plan.num_dims && fits; ++i) {
+      const Dim &dim = plan.dims[i];
+      uint64_t src_step, dst_step;
+      fits = !__builtin_mul_overflow(nbytes, dim.size, &nbytes) &&
+             !__builtin_mul_overflow(magnitude(dim.src_stride), dim.size, &src_step) &&
+             !__builtin_mul_overflow(magnitude(dim.dst_stride), dim.size, &dst_step) &&
+             !__builtin_add_overflow(src, src_step, &src) && !__builtin_add_overflow(dst, dst_step, &dst) &&
+             nbytes < kIndexLimit && src < kIndexLimit && dst < kIndexLimit;
+    }
+    if (fits) break;
+  }
+
+  uint64_t strides = 0, differences = 0, nbytes = plan.segment_nbytes, repeats = 1;
+  for (int i = first; i < plan.num_dims; ++i) {
+    const Dim &dim = plan.dims[i];
+    head.inner[head.num_inner++] = {Divisor(dim.size), static_cast<int32_t>(dim.src_stride),
+                                    static_cast<int32_t>(dim.dst_stride)};
+    strides |= static_cast<uint64_t>(dim.src_stride) | static_cast<uint64_t>(dim.dst_stride);
+    differences |= static_cast<uint64_t>(dim.src_stride) - static_cast<uint64_t>(dim.dst_stride);
+    nbytes *= dim.size;
+  }
+  for (int i = first - 1; i >= 0; --i) {
+    const Dim &dim = plan.dims[i];
+    head.outer[head.num_outer_dims++] = {Divisor(dim.size), dim.src_stride, dim.dst_stride};
+    repeats *= dim.size;
+  }
+
+  head.item_nbytes = static_cast<uint32_t>(nbytes);
+  head.segment_nbytes = static_cast<uint32_t>(plan.segment_nbytes);
+  head.alignment = lowest_bit(strides | plan.segment_nbytes | kVectorNbytes);
+  head.congruence = lowest_bit(differences | kVectorNbytes);
+  for (uint32_t log2 = 0; log2 < 5; ++log2) {
+    if (plan.segment_nbytes % (size_t{1} << log2) == 0) head.units[log2] = Divisor(plan.segment_nbytes >> log2);
+  }
+  shape.gathers = gathers(head);
+
+  head.chunks_per_block = Divisor(plan.num_layers * plan.num_outer);
+  head.tile_log2 = choose_tile_log2(nbytes, !bounded && !shape.gathers);
+  shape.tiles_per_chunk = divide_in_tiles(head, nbytes) * repeats;
+  return shape;
+}
+
+// One side of a copy whose tables are read on the host.
+class HostSide {
+ public:
+  HostSide(const Plan &plan, const Side &side)
+      : side_(side),
+        layers_(plan.num_layers),
+        outers_(plan.num_outer),
+        chunks_(plan.num_layers * plan.num_outer),
+        one_block_(plan.num_blocks == 1),
+        consecutive_(side.layer_step == plan.num_outer && side.outer_step == 1 && side.layer_stride == 0 &&
+                     side.outer_stride == 0) {
+    const bool by_block = side.block_step != 0 && !one_block_;
+    const bool by_chunk = (side.layer_step != 0 && layers_ > 1) || (side.outer_step != 0 && outers_ > 1);
+    bases_by_block_ = by_block || !by_chunk;
+    // A word a chunk is the only way where every chunk has a pointer, and the shorter way for chunks that are blocks.
+    in_parts_ = !(by_block && by_chunk) && chunks_ > 1 && chunks_ <= LargeParams::kWords / 8;
+  }
+
+  bool in_parts() const { return in_parts_; }
+  size_t fixed_words() const { return in_parts_ ? 2 * chunks_ : 0; }
+
+  // The addresses of n chunks.
+  void list(size_t first, size_t n, uint64_t *out) const {
+    size_t b = first / chunks_, within = first % chunks_;
+    while (n > 0) {
+      const uint64_t *bases = reinterpret_cast<const uint64_t *>(side_.bases) + block_index(b);
+      const uint64_t start = block_offset(b);
+      const size_t end = within + n < chunks_ ? within + n : chunks_;
+      n -= end - within;
+      if (consecutive_) {
+        for (; within < end; ++within) *out++ = bases[within] + start;
+      }
+      size_t l = within / outers_, o = within % outers_;
+      for (; within < end; ++within) {
+        *out++ = bases[l * side_.layer_step + o * side_.outer_step] + start + chunk_offset(l, o);
+        if (++o == outers_) o = 0, ++l;
+      }
+      within = 0;
+      ++b;
+    }
+  }
+
+  // Words for n blocks and for all chunks of a block.
+  void write_parts(size_t first_block, size_t n, Words &words, Base *base) const {
+    base->how = Base::kParts;
+    const uint64_t *bases = reinterpret_cast<const uint64_t *>(side_.bases);
+    uint64_t *out = words.take_wide(n, &base->words);
+    for (size_t i = 0; i < n; ++i) {
+      out[i] = block_offset(first_block + i) + (bases_by_block_ ? bases[block_index(first_block + i)] : 0);
+    }
+    out = words.take_wide(chunks_, &base->within_words);
+    for (size_t l = 0; l < layers_; ++l) {
+      for (size_t o = 0; o < outers_; ++o) {
+        const uint64_t chunk_base =
+            bases_by_block_ ? 0 : bases[block_index(0) + l * side_.layer_step + o * side_.outer_step];
+        *out++ = chunk_base + chunk_offset(l, o);
+      }
+    }
+  }
+
+ private:
+  size_t block_index(size_t b) const { return static_cast<size_t>(side_.id(b)) * side_.block_step; }
+  uint64_t block_offset(size_t b) const {
+    return static_cast<uint64_t>(side_.offset) +
+           static_cast<uint64_t>(side_.id(b)) * static_cast<uint64_t>(side_.block_stride);
+  }
+  uint64_t chunk_offset(size_t l, size_t o) const {
+    return l * static_cast<uint64_t>(side_.layer_stride) + o * static_cast<uint64_t>(side_.outer_stride);
+  }
+
+  const Side &side_;
+  size_t layers_, outers_, chunks_;
+  bool one_block_;
+  bool consecutive_;  // the chunks of a block are neighbours in the table
+  bool bases_by_block_, in_parts_;
+};
+
+class Copy {
+ public:
+  Copy(const char *fn, const Driver &driver, const StreamContext &context, Tables tables, Budget budget,
+       kvbm_kernels_stream_t stream)
+      : fn_(fn), launcher_(driver, context, stream), tables_(tables), budget_(budget) {}
+
+  // Runs longer than a launch can index are cut, then whatever many blocks there are.
+  int run(const Plan &plan) {
+    if (plan.segment_nbytes > kLongestRun) {
+      return cut(plan, plan.segment_nbytes, kLongestRun, 1, 1, [](Plan &part, size_t n) { part.segment_nbytes = n; });
+    }
+    for (int i = 0; i < plan.num_dims; ++i) {
+      // The innermost has to stay in the item, whose offsets have 32 bits.
+      const uint64_t stride = i + 1 < plan.num_dims ? 1 : longest_stride(plan.dims[i]);
+      const size_t most = stride < kLongestRun ? kLongestRun / stride : 1;
+      if (plan.dims[i].size > most && most > 1) {
+        return cut(plan, plan.dims[i].size, most, plan.dims[i].src_stride, plan.dims[i].dst_stride,
+                   [i](Plan &part, size_t n) { part.dims[i].size = n; });
+      }
+    }
+    const Shape shape = shape_of(plan, budget_.max_ctas != 0);
+    uint64_t tiles;
+    if (__builtin_mul_overflow(shape.tiles_per_chunk, plan.num_layers * plan.num_outer, &tiles) || tiles > kMostTiles) {
+      return fail(KVBM_KERNELS_ERROR_INVALID_VALUE, fn_, "one block is more than a launch can index");
+    }
+    return tables_ == Tables::kHost ? from_host_tables(plan, shape)
+                                    : from_device_tables(plan, shape, kMostTiles / tiles);
+  }
+
+ private:
+  template <typename Resize>
+  int cut(const Plan &plan, size_t size, size_t most, int64_t src_step, int64_t dst_step, Resize resize) {
+    Plan part = plan;
+    for (size_t at = 0; at < size; at += most) {
+      part.src.offset = plan.src.offset + static_cast<int64_t>(at) * src_step;
+      part.dst.offset = plan.dst.offset + static_cast<int64_t>(at) * dst_step;
+      resize(part, size - at < most ? size - at : most);
+      if (int status = run(part)) return status;
+    }
+    return 0;
+  }
+
+  int from_device_tables(const Plan &plan, const Shape &shape, size_t most_blocks) {
+    for (size_t b = 0; b < plan.num_blocks; b += most_blocks) {
+      const size_t n = plan.num_blocks - b < most_blocks ? plan.num_blocks - b : most_blocks;
+      params_.head = shape.head;
+      params_.head.src = from_block(plan, plan.src, b);
+      params_.head.dst = from_block(plan, plan.dst, b);
+      params_.head.num_tiles = static_cast<uint32_t>(n * plan.num_layers * plan.num_outer * shape.tiles_per_chunk);
+      if (int status = launch(0, shape.gathers, false)) return status;
+    }
+    return 0;
+  }
+
+  // The API's device tables come from its own layouts, in which outer indices and layers are one walk.
+  static Base from_block(const Plan &plan, const Side &side, size_t b) {
+    const bool by_outer = plan.num_outer > 1;
+    Base base{};
+    base.how = Base::kTable;
+    base.table = reinterpret_cast<const uint64_t *>(side.bases) + b * side.block_step;
+    base.origin = static_cast<uint64_t>(side.offset) + b * static_cast<uint64_t>(side.block_stride);
+    base.block_step = static_cast<uint32_t>(side.block_step);
+    base.chunk_step = static_cast<uint32_t>(by_outer ? side.outer_step : side.layer_step);
+    base.block_stride = side.block_stride;
+    base.chunk_stride = by_outer ? side.outer_stride : side.layer_stride;
+    return base;
+  }
+
+  int from_host_tables(const Plan &plan, const Shape &shape) {
+    const HostSide src(plan, plan.src), dst(plan, plan.dst);
+    const size_t chunks = plan.num_layers * plan.num_outer;
+    const size_t total = plan.num_items();
+    for (size_t first = 0; first < total;) {
+      size_t n = room(src, dst, chunks, src.in_parts() ? 0 : 1, dst.in_parts() ? 0 : 1);
+      if (n > kMostTiles / shape.tiles_per_chunk) n = kMostTiles / shape.tiles_per_chunk;
+      if (n > total - first) n = total - first;
+
+      // Lists are made before it is known whether their addresses fit in one word each.
+      uint64_t *const src_list = list_;
+      uint64_t *const dst_list = src.in_parts() ? list_ : list_ + n;
+      if (!src.in_parts()) src.list(first, n, src_list);
+      if (!dst.in_parts()) dst.list(first, n, dst_list);
+      const Packing src_packing(src_list, src.in_parts() ? 0 : n), dst_packing(dst_list, dst.in_parts() ? 0 : n);
+      const size_t exact = room(src, dst, chunks, src.in_parts() ? 0 : src_packing.words_each(),
+                                dst.in_parts() ? 0 : dst_packing.words_each());
+      if (n > exact) n = exact;
+
+      Head &head = params_.head;
+      head = shape.head;
+      const size_t first_block = first / chunks, num_blocks = (first + n - 1) / chunks - first_block + 1;
+      head.first_chunk = static_cast<uint32_t>(first - first_block * chunks);
+      head.num_tiles = static_cast<uint32_t>(n * shape.tiles_per_chunk);
+      Words words(params_);
+      write(src, first_block, num_blocks, src_packing, src_list, n, words, &head.src);
+      write(dst, first_block, num_blocks, dst_packing, dst_list, n, words, &head.dst);
+      first += n;
+      if (int status = launch(words.used(), shape.gathers, first < total)) return status;
+    }
+    return 0;
+  }
+
+  // How many chunks a launch has words for.
+  static size_t room(const HostSide &src, const HostSide &dst, size_t chunks, size_t src_words, size_t dst_words) {
+    constexpr size_t kSlack = 12;  // wide words align, and the first and the last block may be there in part
+    const size_t words = LargeParams::kWords - kSlack - src.fixed_words() - dst.fixed_words();
+    const size_t a_block = 2 * (size_t{src.in_parts()} + size_t{dst.in_parts()});
+    return words * chunks / ((src_words + dst_words) * chunks + a_block);
+  }
+
+  static void write(const HostSide &side, size_t first_block, size_t num_blocks, const Packing &packing,
+                    const uint64_t *list, size_t n, Words &words, Base *base) {
+    if (side.in_parts()) {
+      side.write_parts(first_block, num_blocks, words, base);
+    } else {
+      packing.write(list, n, words, base);
+    }
+  }
+
+  int launch(size_t num_words, bool gathers, bool more) {
+    const int status = launcher_.launch(params_, num_words, gathers, budget_, more);
+    return status ? fail(status, fn_, "CUDA refused the launch of the copy") : 0;
+  }
+
+  const char *fn_;
+  Launcher launcher_;
+  Tables tables_;
+  Budget budget_;
+  LargeParams params_;
+  uint64_t list_[LargeParams::kWords];
+};
+
+// Where a side's rows are, judged by its first: a hint, but one that keeps a kernel off memory it cannot reach.
+Memory::Kind kind_of(const Driver &driver, const Side &side, Tables tables) {
+  if (tables == Tables::kDeviceVisible) {
+    const Memory table = memory_at(driver, reinterpret_cast<uintptr_t>(side.bases));
+    // In device memory only the kernel sees the pointers; then they are taken to be of device memory too.
+    if (table.kind != Memory::kHost) return table.kind;
+    // In pinned memory they may not have been written yet: whatever is there, the driver can be asked about it.
+    const Memory::Kind kind = memory_at(driver, reinterpret_cast<uintptr_t>(side.address(0, 0, 0))).kind;
+    return kind == Memory::kPageable ? Memory::kDevice : kind;
+  }
+  return memory_at(driver, reinterpret_cast<uintptr_t>(side.address(0, 0, 0))).kind;
+}
+
+}  // namespace
+
+int copy(const char *fn, const Plan &plan, Tables tables, int max_sms, kvbm_kernels_stream_t stream) {
+  const Driver &d = driver();
+  if (d.status) return fail(d.status, fn, "there is no usable CUDA driver");
+  const StreamContext context(d, stream);
+  if (context.status()) return fail(context.status(), fn, "the stream's device cannot be used");
+
+  const Memory::Kind src = kind_of(d, plan.src, tables), dst = kind_of(d, plan.dst, tables);
+  if ((src == Memory::kPageable || dst == Memory::kPageable) && !reads_pageable_memory(d, context.device())) {
+    return fail(KVBM_KERNELS_ERROR_INVALID_VALUE, fn,
+                "the %s%s is ordinary host memory, expected device memory or pinned host memory",
+                src == Memory::kPageable ? "source" : "destination",
+                tables == Tables::kDeviceVisible ? "'s pointer table" : "");
+  }
+  const Budget budget = choose_budget(src != Memory::kDevice, dst != Memory::kDevice, max_sms);
+  return Copy(fn, d, context, tables, budget, stream).run(plan);
+}
+
+}  // namespace kvbm::device

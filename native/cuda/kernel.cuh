@@ -1,0 +1,405 @@
+// The kernels: `move` and `move_tile` for rows of whole vectors and for everything unaligned, `gather` for rows of a
+// few bytes.
+#pragma once
+
+#include "params.h"
+
+namespace kvbm::device {
+
+// Reads and writes of W bytes. Wide ones are marked as streaming: nothing of a block is used twice. Narrow ones are
+// not, since neighbours share their cache lines.
+template <int W>
+struct Access;
+template <>
+struct Access<16> {
+  using Type = uint4;
+  static __device__ __forceinline__ Type load(const char *p) { return __ldcs(reinterpret_cast<const uint4 *>(p)); }
+  static __device__ __forceinline__ void store(char *p, Type v) { __stcs(reinterpret_cast<uint4 *>(p), v); }
+};
+template <typename T>
+struct Narrow {
+  using Type = T;
+  static __device__ __forceinline__ T load(const char *p) { return __ldca(reinterpret_cast<const T *>(p)); }
+  static __device__ __forceinline__ void store(char *p, T v) { __stwb(reinterpret_cast<T *>(p), v); }
+};
+template <>
+struct Access<8> : Narrow<uint2> {};
+template <>
+struct Access<4> : Narrow<unsigned> {};
+template <>
+struct Access<2> : Narrow<unsigned short> {};
+template <>
+struct Access<1> : Narrow<unsigned char> {};
+
+struct Tile {
+  const char *src;  // of the item
+  char *dst;
+  uint32_t index, count;  // which tile of its item, and of how many
+  uint32_t nbytes;        // of the item
+};
+
+template <typename P>
+__device__ __forceinline__ uint64_t wide_word(const P &p, uint32_t first, uint32_t i) {
+  return *reinterpret_cast<const uint64_t *>(&p.words[first + 2 * i]);
+}
+
+// The address of a chunk, in two parts: a word that may have to come from memory, and what does not wait for it.
+struct Address {
+  uint64_t word, offset;
+  __device__ __forceinline__ uint64_t sum() const { return word + offset; }
+};
+
+template <typename P>
+__device__ __forceinline__ Address chunk_address(const P &p, const Base &base, uint32_t chunk, uint32_t block,
+                                                 uint32_t within) {
+  switch (base.how) {
+    case Base::kTable:
+      return {base.table[block * base.block_step + within * base.chunk_step],
+              base.origin + block * base.block_stride + within * base.chunk_stride};
+    case Base::kParts:
+      return {wide_word(p, base.words, block), wide_word(p, base.within_words, within)};
+    case Base::kPacked:
+      return {static_cast<uint64_t>(p.words[base.words + chunk]) << base.shift, base.origin};
+    default:
+      return {wide_word(p, base.words, chunk), 0};
+  }
+}
+
+// The piece that a tile belongs to: the last whose first tile is not past it.
+template <typename P>
+__device__ __forceinline__ uint32_t piece_of(const P &p, uint32_t tile) {
+  uint32_t low = 0, high = p.head.num_pieces;
+  while (high - low > 1) {
+    const uint32_t middle = (low + high) / 2;
+    if (p.words[p.head.ragged_words + middle] <= tile) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+template <typename P>
+__device__ __forceinline__ Tile find_tile(const P &p, uint32_t tile) {
+  const Head &head = p.head;
+  Tile found;
+  uint32_t item = tile;
+  if (head.num_pieces) {
+    item = piece_of(p, tile);
+    found.index = tile - p.words[head.ragged_words + item];
+    found.nbytes = p.words[head.ragged_words + head.num_pieces + item];
+    found.count = ((found.nbytes - 1) / kVectorNbytes >> head.tile_log2) + 1;
+  } else {
+    found.index = head.tiles_per_item.divide(item);
+    found.nbytes = head.item_nbytes;
+    found.count = head.tiles_per_item.size;
+  }
+  int64_t src = 0, dst = 0;
+#pragma unroll 1
+  for (uint32_t i = 0; i < head.num_outer_dims; ++i) {
+    const int64_t index = head.outer[i].size.divide(item);
+    src += index * head.outer[i].src_stride;
+    dst += index * head.outer[i].dst_stride;
+  }
+  uint32_t block = head.first_chunk + item;
+  const uint32_t within = head.chunks_per_block.divide(block);
+  // Both words are asked for before either is waited for.
+  const Address src_address = chunk_address(p, head.src, item, block, within);
+  const Address dst_address = chunk_address(p, head.dst, item, block, within);
+  found.src = reinterpret_cast<const char *>(src_address.sum() + src);
+  found.dst = reinterpret_cast<char *>(dst_address.sum() + dst);
+  return found;
+}
+
+struct Offsets {
+  int32_t src, dst;
+};
+
+// kInner: the number of dimensions inside an item, or -1 where only the launch knows.
+template <int kInner = -1>
+__device__ __forceinline__ Offsets segment_offsets(const Head &head, uint32_t segment) {
+  Offsets at{0, 0};
+  // Constant bounds keep the dimensions in constant memory and the loop free of indexing.
+#pragma unroll
+  for (int i = (kInner < 0 ? kMaxDims : kInner) - 1; i >= 0; --i) {
+    if (kInner >= 0 || i < static_cast<int>(head.num_inner)) {
+      const uint32_t index = head.inner[i].size.divide(segment);
+      at.src += static_cast<int32_t>(index) * head.inner[i].src_stride;
+      at.dst += static_cast<int32_t>(index) * head.inner[i].dst_stride;
+    }
+  }
+  return at;
+}
+
+// Where unit `unit` of 2^log2 bytes of an item lies.
+template <int kInner = -1>
+__device__ __forceinline__ Offsets unit_offsets(const Head &head, uint32_t log2, uint32_t unit) {
+  Offsets at{0, 0};
+  int32_t within = static_cast<int32_t>(unit << log2);
+  if (kInner > 0 || (kInner < 0 && head.num_inner)) {
+    within = static_cast<int32_t>(head.units[log2].divide(unit) << log2);
+    at = segment_offsets<kInner>(head, unit);
+  }
+  return {at.src + within, at.dst + within};
+}
+
+__device__ __forceinline__ void copy_unit(char *dst, const char *src, uint32_t log2) {
+  switch (log2) {
+    case 4:
+      Access<16>::store(dst, Access<16>::load(src));
+      break;
+    case 3:
+      Access<8>::store(dst, Access<8>::load(src));
+      break;
+    case 2:
+      Access<4>::store(dst, Access<4>::load(src));
+      break;
+    case 1:
+      Access<2>::store(dst, Access<2>::load(src));
+      break;
+    default:
+      Access<1>::store(dst, Access<1>::load(src));
+      break;
+  }
+}
+
+// A tile of an item whose addresses are all aligned to 2^log2.
+__device__ __forceinline__ void copy_aligned(const Head &head, const Tile &tile, uint32_t lane, uint32_t lanes,
+                                             uint32_t log2) {
+  const uint32_t per_tile = (kVectorNbytes << head.tile_log2) >> log2;
+  const uint32_t end = min((tile.index + 1) * per_tile, tile.nbytes >> log2);
+#pragma unroll 1
+  for (uint32_t unit = tile.index * per_tile + lane; unit < end; unit += lanes) {
+    const Offsets at = unit_offsets(head, log2, unit);
+    copy_unit(tile.dst + at.dst, tile.src + at.src, log2);
+  }
+}
+
+// A tile of an item whose source and destination are equally far from alignment to 2^log2. Each segment is met in the
+// aligned slots of the destination that it touches: whole ones by one access, the first and the last byte by byte.
+__device__ __forceinline__ void copy_shifted(const Head &head, const Tile &tile, uint32_t lane, uint32_t lanes,
+                                             uint32_t log2) {
+  const int32_t width = 1 << log2;
+  const bool one_segment = head.num_inner == 0;
+  const uint32_t segment_nbytes = one_segment ? tile.nbytes : head.segment_nbytes;
+  const uint32_t slots = (segment_nbytes + 2 * width - 2) >> log2;
+  const uint32_t units = one_segment ? slots : slots * (tile.nbytes / segment_nbytes);
+  const uint32_t per_tile = one_segment ? (kVectorNbytes << head.tile_log2) >> log2 : (units - 1) / tile.count + 1;
+  const uint32_t begin = tile.index * per_tile;
+  const uint32_t end = tile.index + 1 == tile.count ? units : min(begin + per_tile, units);
+#pragma unroll 1
+  for (uint32_t unit = begin + lane; unit < end; unit += lanes) {
+    uint32_t segment = 0, slot = unit;
+    Offsets at{0, 0};
+    if (!one_segment) {
+      segment = unit / slots;
+      slot = unit - segment * slots;
+      at = segment_offsets(head, segment);
+    }
+    const char *src = tile.src + at.src;
+    char *dst = tile.dst + at.dst;
+    // The bytes of the segment in this slot; the first slot starts before the segment, the last ends after it.
+    const int32_t start =
+        static_cast<int32_t>(slot << log2) - static_cast<int32_t>(reinterpret_cast<uintptr_t>(dst) & (width - 1));
+    const int32_t from = max(start, 0);
+    const int32_t to = min(start + width, static_cast<int32_t>(segment_nbytes));
+    if (to - from == width) {
+      copy_unit(dst + from, src + from, log2);
+    } else {
+#pragma unroll 1
+      for (int32_t i = from; i < to; ++i) Access<1>::store(dst + i, Access<1>::load(src + i));
+    }
+  }
+}
+
+// Any tile, by the widest accesses that its item allows.
+__device__ __forceinline__ void copy_any(const Head &head, const Tile &tile, uint32_t lane, uint32_t lanes) {
+  const uint32_t src = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tile.src));
+  const uint32_t dst = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tile.dst));
+  const uint32_t aligned = __ffs(src | dst | head.alignment) - 1;
+  const uint32_t shifted = __ffs((src - dst) | head.congruence) - 1;
+  const uint32_t segment_nbytes = head.num_inner == 0 ? tile.nbytes : head.segment_nbytes;
+  if (shifted > aligned && shifted >= 2 && segment_nbytes >> shifted >= 2) {
+    copy_shifted(head, tile, lane, lanes, shifted);
+  } else {
+    copy_aligned(head, tile, lane, lanes, aligned);
+  }
+}
+
+// Launches of one call touch different bytes and may overlap; what comes after the call may not. So each but the first
+// ends only once the one before has.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Whether every byte of a tile can move as a whole vector.
+__device__ __forceinline__ bool is_whole(const Head &head, const Tile &tile) {
+  const bool aligned = ((reinterpret_cast<uintptr_t>(tile.src) | reinterpret_cast<uintptr_t>(tile.dst)) & 15) == 0;
+  return aligned && (head.alignment == kVectorNbytes ||
+                     (head.num_inner == 0 && ((tile.index + 1) << head.tile_log2) <= tile.nbytes / kVectorNbytes));
+}
+
+// A CTA a tile, so that its threads share one look-up of the tile's item.
+template <int kInner, typename P>
+__global__ void __launch_bounds__(kCtaTileThreads) move_tile(const __grid_constant__ P p) {
+  constexpr uint32_t kInFlight = (1u << kCtaTileLog2) / kCtaTileThreads;
+  const Head &head = p.head;
+  if (head.chain & kChainEarly) let_next_start();
+  const Tile tile = find_tile(p, blockIdx.x);
+  if (is_whole(head, tile)) {
+    const uint32_t first = (tile.index << kCtaTileLog2) + threadIdx.x;
+    const uint32_t vectors = tile.nbytes / kVectorNbytes;
+    Offsets at[kInFlight];
+    uint4 data[kInFlight];
+#pragma unroll
+    for (uint32_t j = 0; j < kInFlight; ++j) at[j] = unit_offsets<kInner>(head, 4, first + j * kCtaTileThreads);
+#pragma unroll
+    for (uint32_t j = 0; j < kInFlight; ++j) {
+      if (first + j * kCtaTileThreads < vectors) data[j] = Access<16>::load(tile.src + at[j].src);
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < kInFlight; ++j) {
+      if (first + j * kCtaTileThreads < vectors) Access<16>::store(tile.dst + at[j].dst, data[j]);
+    }
+  } else {
+    copy_any(head, tile, threadIdx.x, kCtaTileThreads);
+  }
+  if (head.chain & kChainWait) wait_for_previous();
+}
+
+// Grid: any number of CTAs; each takes kInFlight tiles a group of lanes at a time, and strides by the grid.
+template <int kInFlight, int kThreads, int kMinCtas, typename P>
+__global__ void __launch_bounds__(kThreads, kMinCtas) move(const __grid_constant__ P p) {
+  const Head &head = p.head;
+  if (head.chain & kChainEarly) let_next_start();
+  const uint32_t lanes = 1u << head.tile_log2;
+  const uint32_t groups = blockDim.x >> head.tile_log2;
+  const uint32_t group = threadIdx.x >> head.tile_log2;
+  const uint32_t lane = threadIdx.x & (lanes - 1);
+  const uint32_t step = gridDim.x * groups * kInFlight;
+#pragma unroll 1
+  for (uint32_t first = blockIdx.x * groups * kInFlight + group; first < head.num_tiles; first += step) {
+    // In time for the next launch to be there when this one runs dry, and late enough to stay within its budget.
+    if ((head.chain & kChainLate) && first + step >= head.num_tiles) let_next_start();
+    Tile tiles[kInFlight];
+#pragma unroll
+    for (int j = 0; j < kInFlight; ++j) {
+      // Past the end, the first again: it is there anyway.
+      tiles[j] = find_tile(p, first + j * groups < head.num_tiles ? first + j * groups : first);
+    }
+    uint4 data[kInFlight];
+    char *to[kInFlight];
+    uint32_t others = 0;
+#pragma unroll
+    for (int j = 0; j < kInFlight; ++j) {
+      const Tile &tile = tiles[j];
+      const uint32_t vector = (tile.index << head.tile_log2) | lane;
+      const bool is_there = first + j * groups < head.num_tiles;
+      to[j] = nullptr;
+      if (!is_whole(head, tile)) {
+        if (is_there) others |= 1u << j;
+      } else if (is_there && vector < tile.nbytes / kVectorNbytes) {
+        const Offsets at = unit_offsets(head, 4, vector);
+        data[j] = Access<16>::load(tile.src + at.src);
+        to[j] = tile.dst + at.dst;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kInFlight; ++j) {
+      if (to[j]) Access<16>::store(to[j], data[j]);
+    }
+#pragma unroll 1
+    for (int j = 0; others >> j; ++j) {
+      if (others >> j & 1) copy_any(head, find_tile(p, first + j * groups), lane, lanes);
+    }
+  }
+  if (head.chain & kChainWait) wait_for_previous();
+}
+
+// Sixteen bytes of the destination, gathered from rows of 2^kLog2 bytes.
+template <int kLog2>
+__device__ __forceinline__ void gather_vector(const Head &head, const Tile &tile, uint32_t vector) {
+  constexpr uint32_t kRows = kVectorNbytes >> kLog2;
+  typename Access<1 << kLog2>::Type rows[kRows];
+  // Rows follow each other in the innermost dimension; only where it starts again are they looked up.
+  const InnerDim &innermost = head.inner[head.num_inner - 1];
+  uint32_t row = vector * kRows, rest = row;
+  uint32_t index = innermost.size.divide(rest);
+  Offsets at = segment_offsets(head, row);
+  const int32_t to = at.dst;
+#pragma unroll
+  for (uint32_t j = 0; j < kRows; ++j) {
+    rows[j] = Access<1 << kLog2>::load(tile.src + at.src);
+    if (j + 1 < kRows) {
+      ++row;
+      at.src += innermost.src_stride;
+      if (++index == innermost.size.size) {
+        index = 0;
+        at = segment_offsets(head, row);
+      }
+    }
+  }
+  uint32_t words[4];
+  if constexpr (kLog2 == 3) {
+    words[0] = rows[0].x, words[1] = rows[0].y, words[2] = rows[1].x, words[3] = rows[1].y;
+  } else {
+    constexpr uint32_t kPerWord = 4 >> kLog2;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      words[i] = 0;
+#pragma unroll
+      for (uint32_t j = 0; j < kPerWord; ++j) {
+        words[i] |= static_cast<uint32_t>(rows[i * kPerWord + j]) << (j * (8 << kLog2));
+      }
+    }
+  }
+  Access<16>::store(tile.dst + to, make_uint4(words[0], words[1], words[2], words[3]));
+}
+
+// As `move`, for a plan whose segments are 2^n < 16 bytes, aligned to themselves, and whose dimensions make contiguous
+// runs of whole vectors in the destination.
+template <int kThreads, typename P>
+__global__ void __launch_bounds__(kThreads) gather(const __grid_constant__ P p) {
+  const Head &head = p.head;
+  if (head.chain & kChainEarly) let_next_start();
+  const uint32_t lanes = 1u << head.tile_log2;
+  const uint32_t groups = blockDim.x >> head.tile_log2;
+  const uint32_t group = threadIdx.x >> head.tile_log2;
+  const uint32_t lane = threadIdx.x & (lanes - 1);
+#pragma unroll 1
+  for (uint32_t index = blockIdx.x * groups + group; index < head.num_tiles; index += gridDim.x * groups) {
+    if ((head.chain & kChainLate) && index + gridDim.x * groups >= head.num_tiles) let_next_start();
+    const Tile tile = find_tile(p, index);
+    const uint32_t vector = (tile.index << head.tile_log2) | lane;
+    if ((reinterpret_cast<uintptr_t>(tile.dst) & 15) != 0 ||
+        (reinterpret_cast<uintptr_t>(tile.src) & (head.segment_nbytes - 1)) != 0) {
+      copy_any(head, tile, lane, lanes);
+    } else if (vector < tile.nbytes / kVectorNbytes) {
+      switch (head.segment_nbytes) {
+        case 8:
+          gather_vector<3>(head, tile, vector);
+          break;
+        case 4:
+          gather_vector<2>(head, tile, vector);
+          break;
+        case 2:
+          gather_vector<1>(head, tile, vector);
+          break;
+        default:
+          gather_vector<0>(head, tile, vector);
+          break;
+      }
+    }
+  }
+  if (head.chain & kChainWait) wait_for_previous();
+}
+
+}  // namespace kvbm::device

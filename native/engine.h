@@ -1,0 +1,64 @@
+// The seam between the checked API and what moves the bytes. One file per build implements the device side:
+// cuda/engine.cu, or stub.cpp where there is no CUDA.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kvbm_kernels.h"
+#include "plan.h"
+
+namespace kvbm {
+
+// Pieces of a batch copy: nbytes[i], or the same size for all where nbytes is null.
+struct Pieces {
+  const void *const *src;
+  void *const *dst;
+  const size_t *nbytes;
+  size_t size_each;
+  size_t count;
+
+  size_t size(size_t i) const { return nbytes ? nbytes[i] : size_each; }
+};
+
+namespace host {
+
+// Moves everything, then returns. num_threads as in the header; no failure is possible.
+void copy(Plan plan, int num_threads);
+void copy_batch(const Pieces &pieces, int num_threads);
+
+}  // namespace host
+
+namespace device {
+
+enum class Tables {
+  kHost,          // plan.src.bases and plan.dst.bases can be read here and now
+  kDeviceVisible  // only the kernel may read them, when the stream gets there
+};
+
+// What became of a batch beside its status.
+struct BatchReport {
+  size_t failed;  // the piece that was refused; as it was if none in particular
+  int routes;     // KVBM_KERNELS_ROUTE_* that started work
+};
+
+// Each returns a status code, and explains a failure through fail() (status.h) under the name of the function `fn`.
+int copy(const char *fn, const Plan &plan, Tables tables, int max_sms, kvbm_kernels_stream_t stream);
+int memcpy_batch(const char *fn, const Pieces &pieces, int mode, kvbm_kernels_stream_t stream, BatchReport *report);
+
+// KVBM_KERNELS_MEMORY_* of an address, and the device of device memory.
+int memory_kind(const void *pointer, int *device);
+
+bool is_stub_build();
+bool has_memcpy_batch_async();
+const char *archs();
+int runtime_version();
+int driver_version();
+int num_devices();
+
+// The CUDA runtime's name and text of a code that status.cpp does not list, or null.
+const char *status_name(int status);
+const char *status_string(int status);
+
+}  // namespace device
+}  // namespace kvbm

@@ -1,0 +1,295 @@
+// The host engine: a plan carried out by threads on host memory.
+#include <algorithm>
+
+#include "engine.h"
+#include "host/machine.h"
+#include "host/rows.h"
+#include "host/threads.h"
+
+namespace kvbm::host {
+namespace {
+
+constexpr size_t kCacheLine = 64;
+// Starting a thread costs about as much as moving this much.
+constexpr size_t kNbytesPerThread = size_t{1} << 20;
+// Segments at least this long are cut between threads; shorter ones are not.
+constexpr size_t kCuttable = size_t{64} << 10;
+constexpr size_t kCut = size_t{4} << 10;
+// Below a cache line a streaming store writes less than memory takes at once.
+constexpr size_t kShortestStreamed = kCacheLine;
+// From here on the unaligned ends of a row no longer matter.
+constexpr size_t kLongRow = size_t{2} << 10;
+
+int choose_threads(int asked, size_t total_nbytes) {
+  if (asked > 0) return asked;
+  const size_t useful = total_nbytes / kNbytesPerThread;
+  if (useful <= 1) return 1;
+  return static_cast<int>(std::min<size_t>(useful, static_cast<size_t>(available_processors())));
+}
+
+// The stores to use for so much data, or null for the cached ones: what is read and what is written both take room.
+MoveRows streaming_for(size_t total_nbytes) {
+  return total_nbytes > last_level_cache_nbytes() / 2 ? choose_streaming() : nullptr;
+}
+
+MoveRows choose_row_move(size_t row_nbytes, bool aligned, size_t total_nbytes) {
+  const bool worthwhile = row_nbytes >= kLongRow || (aligned && row_nbytes >= kShortestStreamed);
+  const MoveRows streaming = worthwhile ? streaming_for(total_nbytes) : nullptr;
+  return streaming ? streaming : choose_cached(row_nbytes);
+}
+
+// For pieces that may follow each other and are then moved as one, of any length.
+MoveRows choose_run_move(size_t piece_nbytes, size_t total_nbytes) {
+  const MoveRows streaming = piece_nbytes >= kShortestStreamed ? streaming_for(total_nbytes) : nullptr;
+  return streaming ? streaming : choose_cached(0);
+}
+
+// Joins segments that follow each other on both sides, and moves each run at once.
+class Runs {
+ public:
+  explicit Runs(MoveRows move) : move_(move) {}
+  void add(char *dst, const char *src, size_t nbytes) {
+    if (nbytes_ != 0 && dst == dst_ + nbytes_ && src == src_ + nbytes_) {
+      nbytes_ += nbytes;
+      return;
+    }
+    flush();
+    dst_ = dst;
+    src_ = src;
+    nbytes_ = nbytes;
+  }
+  void flush() {
+    if (nbytes_ != 0) move_({dst_, src_, 0, 0, 1, nbytes_, src_, 0, dst_});
+    nbytes_ = 0;
+  }
+
+ private:
+  MoveRows move_;
+  char *dst_ = nullptr;
+  const char *src_ = nullptr;
+  size_t nbytes_ = 0;
+};
+
+// Where a position in the payload of a plan lies: positions count bytes through items, dims and segments in order.
+class Cursor {
+ public:
+  Cursor(const Plan &plan, size_t segment) : plan_(plan) {
+    size_t rest = segment;
+    for (int i = plan.num_dims - 1; i >= 0; --i) {
+      index_[i] = rest % plan.dims[i].size;
+      rest /= plan.dims[i].size;
+    }
+    outer_ = rest % plan.num_outer;
+    rest /= plan.num_outer;
+    layer_ = rest % plan.num_layers;
+    block_ = rest / plan.num_layers;
+    locate();
+  }
+
+  char *dst() const { return dst_; }
+  const char *src() const { return src_; }
+
+  // Segments left in the innermost dimension, this one included.
+  size_t row_count() const { return plan_.num_dims == 0 ? 1 : innermost().size - index_[plan_.num_dims - 1]; }
+  Rows rows(size_t count) const {
+    return {dst_, src_, innermost().dst_stride, innermost().src_stride, count, plan_.segment_nbytes, src_, 0, dst_};
+  }
+
+  // The place of this segment in its item, and where the item after it is read.
+  size_t segment_in_item() const {
+    size_t n = 0;
+    for (int i = 0; i < plan_.num_dims; ++i) n = n * plan_.dims[i].size + index_[i];
+    return n;
+  }
+  const char *next_item_src() const {
+    Cursor next = *this;
+    next.step();
+    return next.block_ < plan_.num_blocks ? plan_.src.address(next.block_, next.layer_, next.outer_) : src_;
+  }
+
+  // Step over `count` segments, at most row_count().
+  void advance(size_t count) {
+    int i = plan_.num_dims - 1;
+    for (; i >= 0; --i, count = 1) {
+      const Dim &dim = plan_.dims[i];
+      index_[i] += count;
+      dst_ += static_cast<int64_t>(count) * dim.dst_stride;
+      src_ += static_cast<int64_t>(count) * dim.src_stride;
+      if (index_[i] < dim.size) return;
+      dst_ -= static_cast<int64_t>(dim.size) * dim.dst_stride;
+      src_ -= static_cast<int64_t>(dim.size) * dim.src_stride;
+      index_[i] = 0;
+    }
+    step();
+    if (block_ < plan_.num_blocks) locate();
+  }
+
+ private:
+  const Dim &innermost() const { return plan_.dims[plan_.num_dims - 1]; }
+
+  // To the next item, without looking where it is.
+  void step() {
+    if (++outer_ < plan_.num_outer) return;
+    outer_ = 0;
+    if (++layer_ < plan_.num_layers) return;
+    layer_ = 0;
+    ++block_;
+  }
+
+  void locate() {
+    dst_ = plan_.dst.address(block_, layer_, outer_);
+    src_ = plan_.src.address(block_, layer_, outer_);
+    for (int i = 0; i < plan_.num_dims; ++i) {
+      dst_ += static_cast<int64_t>(index_[i]) * plan_.dims[i].dst_stride;
+      src_ += static_cast<int64_t>(index_[i]) * plan_.dims[i].src_stride;
+    }
+  }
+
+  const Plan &plan_;
+  size_t block_, layer_, outer_;
+  size_t index_[kMaxDims] = {};
+  char *dst_;
+  const char *src_;
+};
+
+// A part of the work as positions [begin, end), cut where `grain` allows.
+struct Range {
+  size_t begin, end;
+};
+Range range_of(int part, int parts, size_t total, size_t grain) {
+  const auto cut = [=](int i) {
+    if (i == parts) return total;
+    const size_t position = total / static_cast<size_t>(parts) * static_cast<size_t>(i);
+    return position - position % grain;
+  };
+  return {cut(part), cut(part + 1)};
+}
+
+// What to fetch of the source ahead of its use. A processor follows by itself the sequential walk of a page, and not
+// the jumps between pages, nor two walks in one page.
+class Ahead {
+ public:
+  Ahead(const Plan &plan, const Cursor &at) : plan_(plan), cursor_(at) {
+    if (plan.num_dims == 0) return;
+    const Dim &inner = plan.dims[plan.num_dims - 1];
+    by_item_ = inner.src_stride > static_cast<int64_t>(plan.segment_nbytes) && inner.src_stride < kPage && is_compact();
+    const size_t runs = std::clamp<size_t>(kFetchAhead / (plan.segment_nbytes * inner.size), 1, kMostRunsAhead);
+    for (size_t i = 0; i < runs; ++i) cursor_.advance(cursor_.row_count());
+  }
+
+  // For the run at `at`: the run that is as far ahead as it takes; or, where rows jump about within a page, the same
+  // part of the next item in the order of its addresses, so that it is in the cache before the jumps begin.
+  void hint(const Cursor &at, Rows *rows) {
+    if (by_item_) {
+      rows->next_src = at.next_item_src() + at.segment_in_item() * plan_.segment_nbytes;
+      rows->next_src_stride = static_cast<int64_t>(plan_.segment_nbytes);
+    } else {
+      rows->next_src = cursor_.src();
+      rows->next_src_stride = rows->src_stride;
+      cursor_.advance(cursor_.row_count());
+    }
+  }
+
+ private:
+  static constexpr int64_t kPage = 4096;
+  // Far enough to hide memory behind the copy of so much, near enough to still be in the first-level cache.
+  static constexpr size_t kFetchAhead = size_t{2} << 10;
+  static constexpr size_t kMostRunsAhead = 8;
+  // Two items have to fit the second-level cache.
+  static constexpr size_t kLargestItem = size_t{256} << 10;
+
+  // Whether the source of an item lies together without gaps.
+  bool is_compact() const {
+    size_t span = plan_.segment_nbytes;
+    for (int i = 0; i < plan_.num_dims; ++i) {
+      if (plan_.dims[i].src_stride < 0) return false;
+      span += (plan_.dims[i].size - 1) * static_cast<size_t>(plan_.dims[i].src_stride);
+    }
+    return span == plan_.item_nbytes() && span <= kLargestItem;
+  }
+
+  const Plan &plan_;
+  Cursor cursor_;
+  bool by_item_ = false;
+};
+
+struct CopyWork {
+  const Plan &plan;
+  MoveRows move;
+
+  void run(int part, int parts) const {
+    const size_t segment = plan.segment_nbytes;
+    auto [position, end] = range_of(part, parts, plan.total_nbytes(), segment >= kCuttable ? kCut : segment);
+    if (position == end) return;
+    Cursor at(plan, position / segment);
+    Ahead ahead(plan, at);
+    Runs runs(move);
+    while (position < end) {
+      const size_t skip = position % segment;
+      if (plan.num_dims == 0 || skip != 0 || end - position < segment) {
+        const size_t nbytes = std::min(segment - skip, end - position);
+        runs.add(at.dst() + skip, at.src() + skip, nbytes);
+        position += nbytes;
+        at.advance(1);
+      } else {
+        const size_t count = std::min(at.row_count(), (end - position) / segment);
+        Rows rows = at.rows(count);
+        ahead.hint(at, &rows);
+        position += count * segment;
+        at.advance(count);
+        rows.next_dst = at.dst();
+        move(rows);
+      }
+    }
+    runs.flush();
+    end_streaming();
+  }
+};
+
+struct BatchWork {
+  const Pieces &pieces;
+  MoveRows move;
+  size_t total_nbytes;
+
+  void run(int part, int parts) const {
+    const auto [begin, end] = range_of(part, parts, total_nbytes, 1);
+    Runs runs(move);
+    size_t position = 0;
+    for (size_t i = 0; i < pieces.count && position < end; ++i) {
+      const size_t nbytes = pieces.size(i);
+      const size_t from = std::max(position, begin), to = std::min(position + nbytes, end);
+      if (from < to) {
+        runs.add(static_cast<char *>(pieces.dst[i]) + (from - position),
+                 static_cast<const char *>(pieces.src[i]) + (from - position), to - from);
+      }
+      position += nbytes;
+    }
+    runs.flush();
+    end_streaming();
+  }
+};
+
+template <typename Work>
+void run_work(Work &work, int parts) {
+  run_parts(parts, [](void *context, int part, int of) { static_cast<Work *>(context)->run(part, of); }, &work);
+}
+
+}  // namespace
+
+void copy(Plan plan, int num_threads) {
+  if (reinterpret_cast<uintptr_t>(plan.dst.address(0, 0, 0)) % kCacheLine != 0) write_in_order(&plan);
+  const size_t total = plan.total_nbytes();
+  const MoveRows move = plan.num_dims == 0 ? choose_run_move(plan.segment_nbytes, total)
+                                           : choose_row_move(plan.segment_nbytes, plan.alignment == 16, total);
+  CopyWork work{plan, move};
+  run_work(work, choose_threads(num_threads, total));
+}
+
+void copy_batch(const Pieces &pieces, int num_threads) {
+  size_t total = 0;
+  for (size_t i = 0; i < pieces.count; ++i) total += pieces.size(i);
+  BatchWork work{pieces, choose_run_move(total / pieces.count, total), total};
+  run_work(work, choose_threads(num_threads, total));
+}
+
+}  // namespace kvbm::host

@@ -1,0 +1,53 @@
+#include "host/threads.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+namespace kvbm::host {
+namespace {
+
+// More threads than this move nothing faster: a few saturate the memory of one socket.
+constexpr int kMaxParts = 64;
+
+struct Part {
+  void (*work)(void *, int, int);
+  void *context;
+  int part, parts;
+  pthread_t thread;
+  bool started;
+};
+
+void *run(void *argument) {
+  const Part &part = *static_cast<Part *>(argument);
+  part.work(part.context, part.part, part.parts);
+  return nullptr;
+}
+
+}  // namespace
+
+void run_parts(int parts, void (*work)(void *, int, int), void *context) {
+  if (parts > kMaxParts) parts = kMaxParts;
+  Part list[kMaxParts];
+  const int last = parts - 1;
+
+  // Threads start with the signals of their creator; the application's handlers must not run in ours.
+  sigset_t all, before;
+  sigfillset(&all);
+  if (last > 0) pthread_sigmask(SIG_SETMASK, &all, &before);
+  for (int i = 0; i < last; ++i) {
+    list[i] = {work, context, i, parts, {}, false};
+    list[i].started = pthread_create(&list[i].thread, nullptr, run, &list[i]) == 0;
+  }
+  if (last > 0) pthread_sigmask(SIG_SETMASK, &before, nullptr);
+
+  work(context, last, parts);
+  for (int i = 0; i < last; ++i) {
+    if (list[i].started) {
+      pthread_join(list[i].thread, nullptr);
+    } else {
+      work(context, i, parts);
+    }
+  }
+}
+
+}  // namespace kvbm::host
