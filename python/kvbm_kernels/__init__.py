@@ -1,0 +1,61 @@
+"""Move the KV-cache blocks of large language models between memory layouts and between memories."""
+
+from kvbm_kernels._native import ffi, lib
+from kvbm_kernels.batch import last_batch_routes, memcpy_batch, vectorized_copy
+from kvbm_kernels.blocks import BlockStack, OperationalBlocks, UniversalBlocks
+from kvbm_kernels.convert import (
+    block_from_operational,
+    block_from_universal,
+    operational_from_block,
+    universal_from_block,
+)
+from kvbm_kernels.copy import copy_blocks
+from kvbm_kernels.dtypes import DType
+from kvbm_kernels.errors import (
+    CudaError,
+    KvbmError,
+    KvbmIndexError,
+    KvbmMemoryError,
+    KvbmTypeError,
+    KvbmValueError,
+    LibraryError,
+    StubBuildError,
+)
+from kvbm_kernels.info import BuildInfo, build_info, has_memcpy_batch_async, is_stub_build
+from kvbm_kernels.layouts import BlockShape, Layout
+from kvbm_kernels.views import View
+
+__version__ = ".".join(str(getattr(lib, f"KVBM_KERNELS_VERSION_{part}")) for part in ("MAJOR", "MINOR", "PATCH"))
+
+__all__ = [
+    "BlockShape",
+    "BlockStack",
+    "BuildInfo",
+    "CudaError",
+    "DType",
+    "KvbmError",
+    "KvbmIndexError",
+    "KvbmMemoryError",
+    "KvbmTypeError",
+    "KvbmValueError",
+    "Layout",
+    "LibraryError",
+    "OperationalBlocks",
+    "StubBuildError",
+    "UniversalBlocks",
+    "View",
+    "__version__",
+    "block_from_operational",
+    "block_from_universal",
+    "build_info",
+    "copy_blocks",
+    "ffi",
+    "has_memcpy_batch_async",
+    "is_stub_build",
+    "last_batch_routes",
+    "lib",
+    "memcpy_batch",
+    "operational_from_block",
+    "universal_from_block",
+    "vectorized_copy",
+]

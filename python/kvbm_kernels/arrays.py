@@ -1,0 +1,341 @@
+"""Where the arrays of any library lie in memory, without importing that library."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kvbm_kernels import dlpack
+from kvbm_kernels._native import check, ffi, lib
+from kvbm_kernels.dtypes import DType, Element, holds, is_bytes
+from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
+from kvbm_kernels.layouts import contiguous_strides
+
+
+class SupportsDLPack(Protocol):
+    """An array of PyTorch, CuPy, JAX and others."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class SupportsCudaArrayInterface(Protocol):
+    """A CUDA array of CuPy, Numba, PyTorch and others."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+
+class SupportsBuffer(Protocol):
+    """A bytearray, memoryview, mmap, array.array or another object with the buffer protocol."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+ArrayLike: TypeAlias = npt.NDArray[Any] | SupportsDLPack | SupportsCudaArrayInterface | SupportsBuffer
+
+
+class Form(NamedTuple):
+    """All that arrays which may stand in one table have in common."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    element: Element
+    device: int | None
+    """The number of the CUDA device, or None for host memory."""
+    library: str
+    """Which library's current stream the array belongs to: "torch", "cupy" or "" for none."""
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.element.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        expected = contiguous_strides(self.shape, self.element.itemsize)
+        return (
+            self.strides == expected
+            or 0 in self.shape
+            or all(
+                extent == 1 or stride == tight
+                for extent, stride, tight in zip(self.shape, self.strides, expected, strict=True)
+            )
+        )
+
+
+class Array(NamedTuple):
+    """One array: where it starts, what it is, and the object whose life it depends on."""
+
+    address: int
+    form: Form
+    readonly: bool
+    owner: object
+
+
+def describe(obj: Any) -> Array:
+    """Describe an array of any kind; nothing is copied.
+
+    Raises KvbmTypeError, without a name in front, for an object that is no array, an array in memory that is neither
+    the host's nor CUDA's, and elements whose bits need the array library to be understood.
+    """
+    if isinstance(obj, np.ndarray):
+        return _describe_numpy(obj, obj)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        return _describe_torch(obj)
+    # PyTorch raises here for a tensor of another device, hence after PyTorch.
+    if hasattr(obj, "__cuda_array_interface__"):
+        return _describe_cuda_array(obj)
+    if hasattr(obj, "__dlpack__"):
+        return _describe_dlpack(obj)
+    try:
+        view = memoryview(obj)
+    except TypeError:
+        raise KvbmTypeError(f"is a {type(obj).__name__}, expected an array or a buffer") from None
+    try:
+        array = np.asarray(view)
+    except ValueError as error:
+        raise KvbmTypeError(f"is a buffer of format {view.format!r}: {error}") from None
+    return _describe_numpy(array, array)
+
+
+_UINTPTR = ffi.typeof("uintptr_t")
+
+_numpy_elements: dict[np.dtype[Any], Element] = {}
+_torch_elements: dict[object, Element] = {}
+
+
+def _numpy_element(dtype: np.dtype[Any]) -> Element:
+    if dtype.hasobject:
+        raise KvbmTypeError(f"has dtype {dtype}, whose elements are Python objects")
+    # The name leaves the byte order out; no other library's name has one.
+    name = dtype.name if dtype.isnative else dtype.str
+    element = _numpy_elements[dtype] = Element(name, dtype.itemsize)
+    return element
+
+
+def _describe_numpy(array: npt.NDArray[Any], owner: object) -> Array:
+    element = _numpy_elements.get(array.dtype) or _numpy_element(array.dtype)
+    form = Form(array.shape, array.strides, element, None, "")
+    flags = array.flags
+    # Half the time of array.ctypes, and cffi can have it only of contiguous arrays.
+    address = int(ffi.cast(_UINTPTR, ffi.from_buffer(array))) if flags.c_contiguous else array.ctypes.data
+    return Array(address, form, not flags.writeable, owner)
+
+
+def _describe_torch(tensor: Any) -> Array:
+    device = tensor.device
+    if device.type == "cpu":
+        index = None
+    elif device.type == "cuda":
+        index = device.index
+    else:
+        raise KvbmTypeError(f"is on device {device}, expected CPU or CUDA memory")
+    element = _torch_elements.get(tensor.dtype)
+    if element is None:
+        name = str(tensor.dtype).removeprefix("torch.")
+        element = _torch_elements[tensor.dtype] = Element(name, tensor.element_size())
+    try:
+        strides = tensor.stride()
+        address = tensor.data_ptr()
+    except RuntimeError as error:
+        raise KvbmTypeError(f"is a {tensor.layout} tensor, expected a strided one: {error}") from None
+    itemsize = element.itemsize
+    form = Form(tuple(tensor.shape), tuple([s * itemsize for s in strides]), element, index, "torch")
+    return Array(address, form, False, tensor)
+
+
+def _describe_cuda_array(obj: Any) -> Array:
+    interface = obj.__cuda_array_interface__
+    if interface.get("mask") is not None:
+        raise KvbmTypeError("is a masked array")
+    address, readonly = interface["data"]
+    shape = tuple(interface["shape"])
+    element = _numpy_element(np.dtype(interface["typestr"]))
+    strides = interface.get("strides")
+    if strides is None:
+        strides = contiguous_strides(shape, element.itemsize)
+    device = obj.__dlpack_device__()[1] if hasattr(obj, "__dlpack_device__") else 0
+    library = "cupy" if type(obj).__module__.split(".")[0] == "cupy" else ""
+    form = Form(shape, tuple(strides), element, int(device), library)
+    return Array(address or 0, form, readonly, obj)
+
+
+def _describe_dlpack(obj: Any) -> Array:
+    exported = dlpack.export(obj)
+    kind = exported.device_type
+    if kind in (dlpack.CPU, dlpack.CUDA_HOST):
+        device = None
+    elif kind in (dlpack.CUDA, dlpack.CUDA_MANAGED):
+        device = exported.device_id
+    else:
+        raise KvbmTypeError(f"is on DLPack device type {kind}, expected CPU or CUDA memory")
+    # JAX exports as writable what the rest of a program may share and takes for constant.
+    readonly = exported.readonly or type(obj).__module__.split(".")[0] in ("jax", "jaxlib")
+    form = Form(exported.shape, exported.strides, exported.element, device, "")
+    return Array(exported.address, form, readonly, exported)
+
+
+def is_pinned(owner: object) -> bool:
+    """Whether CUDA says that the host memory of an array's owner is pinned, by allocation or by registration."""
+    if isinstance(owner, dlpack.Exported):
+        address = owner.address
+    elif isinstance(owner, np.ndarray):
+        address = owner.__array_interface__["data"][0]
+    elif hasattr(owner, "data_ptr"):
+        address = owner.data_ptr()
+    else:
+        address = int(ffi.cast("uintptr_t", ffi.from_buffer(owner)))
+    if not address:
+        return True  # Nothing there that would have to be reached.
+    kind = ffi.new("int *")
+    check(lib.kvbm_kernels_get_memory_kind(ffi.cast("void *", address), kind, ffi.NULL))
+    return bool(kind[0] == lib.KVBM_KERNELS_MEMORY_PINNED)
+
+
+def device_name(device: int | None) -> str:
+    """How a device number is written: "cpu" or "cuda:0"."""
+    return "cpu" if device is None else f"cuda:{device}"
+
+
+class Memory:
+    """What has to be known of the arrays of one side of a copy, beside where they lie.
+
+    ``owners`` keep them alive, and ``host_owners`` are those of them in host memory. ``places`` are the libraries and
+    devices among them. ``readonly`` is the name of the first that cannot be written, or "".
+    """
+
+    __slots__ = ("_reachable", "host_owners", "is_host", "owners", "places", "readonly")
+
+    def __init__(
+        self, owners: list[object], host_owners: list[object], places: set[tuple[str, int | None]], readonly: str
+    ) -> None:
+        self.owners = owners
+        self.host_owners = host_owners
+        self.places = places
+        self.readonly = readonly
+        self.is_host = len(host_owners) == len(owners)
+        self._reachable: bool | None = None
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether a kernel can reach all of it: it is CUDA memory, or host memory known to be pinned."""
+        if self._reachable is None:
+            self._reachable = all(map(is_pinned, self.host_owners))
+        return self._reachable
+
+    @property
+    def device(self) -> str:
+        """Where it is: "cpu", or "cuda:0" and so on."""
+        return ", ".join(sorted({device_name(device) for _, device in self.places})) or "cpu"
+
+
+class Group(NamedTuple):
+    """Arrays of one form, as a table of addresses needs them."""
+
+    addresses: list[int]
+    form: Form
+    memory: Memory
+
+
+class Expected(NamedTuple):
+    """What each array of a group has to be."""
+
+    symbols: str
+    """The names of the dimensions, separated by spaces."""
+    shape: tuple[int | None, ...]
+    """Their extents; None is free, but the same for all."""
+    dtype: DType
+
+    def __str__(self) -> str:
+        extents = ", ".join("any" if extent is None else str(extent) for extent in self.shape)
+        return f"[{', '.join(self.symbols.split())}] = [{extents}]"
+
+
+def gather(objects: Sequence[Any], expected: Expected, name: Callable[[int], str]) -> Group:
+    """Describe arrays that have to be alike; ``name(i)`` is what to call the one at i in an error.
+
+    Raises KvbmTypeError and KvbmValueError for an array that is not as expected or not like the first.
+    """
+    addresses = []
+    owners: list[object] = []
+    libraries = set()
+    readonly = ""
+    first: Form | None = None
+    form: Form | None = None
+    for i, obj in enumerate(objects):
+        try:
+            array = describe(obj)
+            if array.form != first:
+                conformed = conform(array.form, expected)
+                libraries.add(conformed.library)
+                if form is None:
+                    first, form = array.form, conformed
+                elif conformed[:2] != form[:2] or conformed.device != form.device:
+                    raise KvbmValueError(f"{_difference(conformed, form)} of {name(0)}")
+        except KvbmError as error:
+            raise type(error)(f"{name(i)} {error}") from None
+        addresses.append(array.address)
+        owners.append(array.owner)
+        if array.readonly and not readonly:
+            readonly = name(i)
+    if form is None:
+        shape = tuple(extent or 0 for extent in expected.shape)
+        itemsize = expected.dtype.itemsize
+        form = Form(shape, contiguous_strides(shape, itemsize), Element("", itemsize), None, "")
+    places = {(library, form.device) for library in libraries}
+    return Group(addresses, form, Memory(owners, owners if form.device is None else [], places, readonly))
+
+
+@lru_cache(maxsize=256)
+def conform(form: Form, expected: Expected) -> Form:
+    """The form under which an array is what was expected, with strides of 0 where there is nothing to step over.
+
+    A flat array of bytes, or of the right type, is memory for anything of its size. Raises without a name in front.
+    """
+    if form.ndim == 1 and len(expected.shape) > 1 and _is_memory(form, expected.dtype):
+        flat = _shape_of_memory(form, expected)
+        form = form._replace(shape=flat, strides=contiguous_strides(flat, expected.dtype.itemsize))
+    elif not holds(form.element, expected.dtype):
+        raise KvbmTypeError(f"has dtype {form.element.name}, expected {expected.dtype!s}")
+    if form.ndim != len(expected.shape) or any(
+        wanted is not None and extent != wanted for extent, wanted in zip(form.shape, expected.shape, strict=True)
+    ):
+        raise KvbmValueError(f"has shape {list(form.shape)}, expected {expected}")
+    if 0 in form.shape:
+        # Libraries differ in what they give as strides where there is nothing to step over at all.
+        return form._replace(strides=contiguous_strides(form.shape, expected.dtype.itemsize))
+    strides = tuple(stride if extent > 1 else 0 for extent, stride in zip(form.shape, form.strides, strict=True))
+    return form._replace(strides=strides)
+
+
+def _is_memory(form: Form, dtype: DType) -> bool:
+    return (is_bytes(form.element) or holds(form.element, dtype)) and form.is_contiguous
+
+
+def _shape_of_memory(form: Form, expected: Expected) -> tuple[int, ...]:
+    nbytes = expected.dtype.itemsize
+    for extent in expected.shape:
+        nbytes *= 1 if extent is None else extent
+    count, rest = divmod(form.nbytes, nbytes)
+    if rest or (count != 1 and None not in expected.shape):
+        each = f"a multiple of {nbytes}" if None in expected.shape else str(nbytes)
+        raise KvbmValueError(f"has {form.nbytes} bytes, expected {each} for {expected}")
+    return tuple(count if extent is None else extent for extent in expected.shape)
+
+
+def _difference(form: Form, other: Form) -> str:
+    if form.shape != other.shape:
+        return f"has shape {list(form.shape)}, expected the {list(other.shape)}"
+    if form.device != other.device:
+        return f"is on {device_name(form.device)}, expected the {device_name(other.device)}"
+    return f"has strides {list(form.strides)} bytes, expected the {list(other.strides)}"

@@ -1,0 +1,89 @@
+"""Copying blocks from one view to another."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsIndex
+
+from kvbm_kernels._native import check, ffi, lib
+from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
+from kvbm_kernels.layouts import as_count
+from kvbm_kernels.overlap import rows_collide, share_bytes
+from kvbm_kernels.streams import StreamLike, kernel_stream
+from kvbm_kernels.views import View
+
+
+def copy_blocks(
+    dst: View,
+    src: View,
+    *,
+    stream: StreamLike | None = None,
+    max_sms: SupportsIndex | None = None,
+    num_threads: SupportsIndex = 0,
+) -> None:
+    """Copy all blocks of one view to another, from any layout to any.
+
+    Block i of ``src`` goes to block i of ``dst``; both have the same number of blocks and the same shape. No value is
+    converted.
+
+    With both in host memory and no stream given, ``num_threads`` threads do it, 0 to let the library choose, and the
+    copy is done when this returns. With CUDA memory on either side, or a stream given, it is put on the stream; the
+    other side can be CUDA memory or pinned host memory, and the arrays have to stay as they are until the stream has
+    passed the copy. ``stream`` is a handle, a stream of PyTorch or CuPy, or an object with ``__cuda_stream__``; None is
+    the current stream of the arrays' library. ``max_sms`` is the largest number of multiprocessors to keep busy, None
+    to let the library choose.
+
+    Raises KvbmTypeError for other things than views and for element types that differ; KvbmValueError for views that do
+    not match, a destination that cannot be written, rows that would be written twice or are also read, and pageable
+    memory where CUDA has to reach it; StubBuildError for CUDA work in the build without it; CudaError for what CUDA
+    reports.
+    """
+    if not isinstance(dst, View) or not isinstance(src, View):
+        name, wrong = ("src", src) if isinstance(dst, View) else ("dst", dst)
+        raise KvbmTypeError(f"{name} is a {type(wrong).__name__}, expected a view")
+    threads = as_count(num_threads, "num_threads", 0)
+    options = ffi.NULL if max_sms is None else _options(max_sms)
+    copy_views(dst, src, stream, "dst", "src", threads, options)
+
+
+def copy_views(
+    dst: View,
+    src: View,
+    stream: StreamLike | None,
+    dst_name: str,
+    src_name: str,
+    threads: int = 0,
+    options: Any = ffi.NULL,
+) -> None:
+    """copy_blocks() for views and options that are what they should be, with these names in errors."""
+    num_blocks = len(dst)
+    if num_blocks != len(src):
+        raise KvbmValueError(f"{dst_name} has {num_blocks} blocks and {src_name} {len(src)}, expected the same number")
+    if dst.shape is not src.shape and dst.shape != src.shape:
+        raise _mismatch(dst, src, dst_name, src_name)
+    if dst.memory.readonly:
+        raise KvbmValueError(f"{dst_name} is read-only: {dst.memory.readonly} cannot be written")
+    to, of = dst.geometry, src.geometry
+    if rows_collide(to):
+        raise KvbmValueError(f"{dst_name} has rows that overlap, or the same row more than once")
+    if share_bytes(to, of):
+        raise KvbmValueError(f"{dst_name} and {src_name} overlap: some of the rows to write are also read")
+    if stream is None and dst.memory.is_host and src.memory.is_host:
+        status = lib.kvbm_kernels_host_copy_blocks(to.c_view(), of.c_view(), to.c_shape(), num_blocks, threads)
+    else:
+        handle = kernel_stream(stream, {dst_name: dst.memory, src_name: src.memory})
+        status = lib.kvbm_kernels_copy_blocks(to.c_view(), of.c_view(), to.c_shape(), num_blocks, options, handle)
+    check(status)
+
+
+def _mismatch(dst: View, src: View, dst_name: str, src_name: str) -> KvbmError:
+    if dst.shape.dtype is not src.shape.dtype:
+        return KvbmTypeError(
+            f"{dst_name} has dtype {dst.shape.dtype!s} and {src_name} {src.shape.dtype!s}, expected the same: "
+            "no value is converted"
+        )
+    return KvbmValueError(f"{dst_name} has blocks of {dst.shape} and {src_name} of {src.shape}, expected the same")
+
+
+def _options(max_sms: SupportsIndex) -> Any:
+    count = as_count(max_sms, "max_sms", 1)
+    return ffi.new("kvbm_kernels_copy_options *", (ffi.sizeof("kvbm_kernels_copy_options"), count))

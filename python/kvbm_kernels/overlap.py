@@ -1,0 +1,201 @@
+"""Whether the rows that a copy writes overlap each other or the rows it reads.
+
+The answer is exact, and cheap where it can be: a proof from strides alone is tried first and kept, and only what it
+leaves open is decided by laying out and sorting every run of bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from functools import lru_cache
+
+import numpy as np
+
+from kvbm_kernels.geometry import Addresses, Geometry, PerIndex
+
+
+def rows_collide(rows: Geometry) -> bool:
+    """Whether two rows, each of them named once, share a byte."""
+    ids = rows.ids
+    if ids is not None and len(ids) > 1 and len(set(ids.tolist())) < len(ids):
+        return True
+    if _cannot_collide(rows.root) or _cannot_collide(rows):
+        return False
+    starts, nbytes = _runs(rows)
+    return not _gaps_are_at_least(starts, nbytes)
+
+
+def share_bytes(rows: Geometry, others: Geometry) -> bool:
+    """Whether a row of the one and a row of the other share a byte."""
+    if not rows.num_blocks or not others.num_blocks:
+        return False
+    root, other_root = rows.root, others.root
+    if root is other_root:
+        if _cannot_collide(root):
+            return _share_indices(rows, others)
+    else:
+        low, high = _bounds(root)
+        other_low, other_high = _bounds(other_root)
+        if high <= other_low or other_high <= low or _are_known_apart(root, other_root):
+            return False
+    return ranges_meet(*_runs(rows), *_runs(others))
+
+
+def ranges_meet(starts: Addresses, nbytes: int, other_starts: Addresses, other_nbytes: int) -> bool:
+    """Whether a range of the one length and one of the other share a byte."""
+    if len(starts) > len(other_starts):
+        starts, nbytes, other_starts, other_nbytes = other_starts, other_nbytes, starts, nbytes
+    other_starts = np.sort(other_starts)
+    # Of the others, the first that starts late enough to end after this one's start.
+    at = np.searchsorted(other_starts, starts - other_nbytes, side="right")
+    inside = at < len(other_starts)
+    return bool((other_starts[at[inside]] < starts[inside] + nbytes).any())
+
+
+def _share_indices(rows: Geometry, others: Geometry) -> bool:
+    for i in (1, 3, 4):
+        start, other_start = rows.first[i], others.first[i]
+        if start + rows.extents[i] <= other_start or other_start + others.extents[i] <= start:
+            return False
+    if rows.ids is None or others.ids is None:
+        return True
+    return not set(rows.ids.tolist()).isdisjoint(others.ids.tolist())
+
+
+def _are_known_apart(root: Geometry, other: Geometry) -> bool:
+    if root.apart_from is None:
+        root.apart_from = weakref.WeakSet()
+    if other in root.apart_from:
+        return True
+    apart = not ranges_meet(*_spans(root), *_spans(other))
+    if apart:
+        root.apart_from.add(other)
+    return apart
+
+
+def _cannot_collide(rows: Geometry) -> bool:
+    """Whether strides and bases alone show that rows with distinct indices share no byte. False proves nothing."""
+    if rows.cannot_collide is None:
+        rows.cannot_collide = _nest_apart(rows)
+    return rows.cannot_collide
+
+
+def _nest_apart(rows: Geometry) -> bool:
+    bases = _used_bases(rows)
+    if bases is None:
+        return False
+    dims = _affine(rows.extents, rows.strides, rows.steps)
+    nbytes = _nested_extent(dims, rows.row_nbytes)
+    if nbytes and _gaps_are_at_least(bases, nbytes):
+        return True
+    if rows.steps.block:
+        return False
+    # Separate tensors for layers or for K and V may be interleaved slices of one: then they step by a fixed stride too.
+    table = bases.reshape(-1, rows.extents.outer if rows.steps.outer else 1)
+    for _ in range(2):
+        steps = np.diff(table, axis=1)
+        if steps.size and (steps == steps[0, 0]).all():
+            dims = (*dims, (table.shape[1], int(steps[0, 0])))
+            table = table[:, :1]
+            nbytes = _nested_extent(dims, rows.row_nbytes)
+            if nbytes and _gaps_are_at_least(table.ravel(), nbytes):
+                return True
+        table = table.T
+    return False
+
+
+@lru_cache(maxsize=256)
+def _affine(extents: PerIndex, strides: PerIndex, steps: PerIndex) -> tuple[tuple[int, int], ...]:
+    """Extent and stride of each index that does not move through the table."""
+    return tuple(
+        (extent, stride)
+        for extent, stride, step in zip(extents, strides, steps, strict=True)
+        if not step and extent > 1
+    )
+
+
+@lru_cache(maxsize=256)
+def _nested_extent(dims: tuple[tuple[int, int], ...], nbytes: int) -> int:
+    """Bytes from first to last if each stride steps over all that lies inside it, else 0."""
+    for stride, extent in sorted((abs(stride), extent) for extent, stride in dims):
+        if stride < nbytes:
+            return 0
+        nbytes += stride * (extent - 1)
+    return nbytes
+
+
+def _used_bases(rows: Geometry) -> Addresses | None:
+    """The table entries for all (block, layer, outer); None if the same index also has a stride."""
+    block, layer, outer = rows.steps[:3]
+    if (block and rows.strides.block) or (layer and rows.strides.layer) or (outer and rows.strides.outer):
+        return None
+    moving = [(extent, step) for extent, step in zip(rows.extents, rows.steps, strict=True) if step]
+    if len(rows.bases) == math.prod([extent for extent, _ in moving]):
+        return rows.bases
+    indices = np.zeros(1, np.int64)
+    for extent, step in moving:
+        indices = (indices[:, None] + np.arange(extent, dtype=np.int64) * step).ravel()
+    return rows.bases[indices]
+
+
+def _gaps_are_at_least(starts: Addresses, nbytes: int) -> bool:
+    if len(starts) < 2:
+        return True
+    ordered = np.sort(starts)
+    return bool((ordered[1:] - ordered[:-1]).min() >= nbytes)
+
+
+@lru_cache(maxsize=256)
+def _reach(extents: PerIndex, strides: PerIndex, row_nbytes: int) -> tuple[int, int]:
+    """The first byte, and the byte after the last, that lie at one base, seen from it."""
+    low, high = 0, row_nbytes
+    for extent, stride in zip(extents, strides, strict=True):
+        distance = stride * (extent - 1)
+        if distance < 0:
+            low += distance
+        else:
+            high += distance
+    return low, high
+
+
+def _bounds(rows: Geometry) -> tuple[int, int]:
+    """The lowest address of a row and the address after the highest, or a little wider."""
+    if rows.bounds is None:
+        low, high = _reach(rows.extents, rows.strides, rows.row_nbytes)
+        bases = rows.bases
+        first, last = (bases[0], bases[0]) if len(bases) == 1 else (bases.min(), bases.max())
+        rows.bounds = int(first) + rows.offset + low, int(last) + rows.offset + high
+    return rows.bounds
+
+
+def _spans(rows: Geometry) -> tuple[Addresses, int]:
+    """Ranges, one for each base, that hold all rows and perhaps more."""
+    low, high = _reach(rows.extents, rows.strides, rows.row_nbytes)
+    return rows.bases + (rows.offset + low), high - low
+
+
+def _runs(rows: Geometry) -> tuple[Addresses, int]:
+    """The start of each run of bytes, and the length they all have: exactly the bytes of the rows."""
+    ids = np.arange(rows.extents.block, dtype=np.int64) if rows.ids is None else rows.ids
+    indices = ids * rows.steps.block
+    starts = ids * rows.strides.block + rows.offset
+    within = []
+    for extent, stride, step in list(zip(rows.extents, rows.strides, rows.steps, strict=True))[1:]:
+        if step:
+            along = np.arange(extent, dtype=np.int64)
+            indices = (indices[:, None] + along * step).ravel()
+            starts = (starts[:, None] + along * stride).ravel()
+        elif extent > 1:
+            within.append((stride, extent))
+    starts = starts + rows.bases[indices]
+
+    nbytes = rows.row_nbytes
+    for stride, extent in sorted(within, key=lambda dim: abs(dim[0])):
+        if abs(stride) == nbytes:
+            starts = starts + min(0, stride) * (extent - 1)
+            nbytes *= extent
+        else:
+            along = np.arange(extent, dtype=np.int64)
+            starts = (starts[:, None] + along * stride).ravel()
+    return starts, nbytes

@@ -1,0 +1,122 @@
+"""Calls as users write them, for the type checker alone: nothing here is run."""
+
+from __future__ import annotations
+
+import array
+import mmap
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+import kvbm_kernels as kk
+
+
+class DeviceArray:
+    """An array of a library this project does not know."""
+
+    def __dlpack__(self, *, stream: int | None = None) -> object:
+        raise NotImplementedError
+
+
+class CudaOnly:
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class TorchLikeStream:
+    cuda_stream: int = 0
+
+
+class CupyLikeStream:
+    @property
+    def ptr(self) -> int:
+        raise NotImplementedError
+
+
+class Stream:
+    def __cuda_stream__(self) -> tuple[int, int]:
+        raise NotImplementedError
+
+
+def shapes() -> kk.BlockShape:
+    shape = kk.BlockShape(nl=32, no=2, nh=8, nt=16, hd=128, dtype="bf16")
+    kk.BlockShape(1, 1, np.int32(1), 1, 576, np.float16)
+    kk.BlockShape(1, 1, 1, 1, 576, ml_dtypes.bfloat16)
+    kk.BlockShape(1, 1, 1, 1, 576, kk.DType.FP8_E4M3)
+    nbytes: int = shape.row_nbytes + shape.chunk_nbytes + shape.block_nbytes + shape.dtype.itemsize
+    del nbytes
+    return shape
+
+
+def views(shape: kk.BlockShape, a: npt.NDArray[np.uint16]) -> None:
+    nested: list[list[npt.NDArray[np.uint16]]] = [[a, a]]
+    stack: kk.BlockStack = kk.BlockStack(nested, shape, layout="NHD")
+    kk.BlockStack([[[a, a]]], shape, kk.Layout.HND)
+    layers: kk.BlockStack = kk.BlockStack.from_layers([a, a], shape, "bothd")
+    kk.BlockStack.from_layers([(a, a), (a, a)], shape, axes="bthd")
+    kk.BlockStack.from_layers(a, shape, axes="blothd")
+    universal: kk.UniversalBlocks = kk.UniversalBlocks(a, shape)
+    kk.UniversalBlocks(
+        [bytearray(4), memoryview(b""), mmap.mmap(-1, 4), array.array("B"), DeviceArray(), CudaOnly()], shape
+    )
+    operational: kk.OperationalBlocks = kk.OperationalBlocks([a], shape, inner="HND")
+
+    part: kk.UniversalBlocks = universal[[3, 1]].heads(0, 4).layers(1, 2).tokens(0, 8)
+    stack = stack[3]
+    stack = stack[1:4]
+    layers = layers[np.array([1, 2], np.uint32)]
+    part = universal.shard(rank=0, size=4)
+    blocks: int = len(part)
+    layout: kk.Layout | None = part.layout
+    device: str = part.device
+    del blocks, layout, device
+
+    kk.copy_blocks(universal, stack)
+    kk.copy_blocks(operational, universal, stream=None, max_sms=8, num_threads=2)
+    for stream in (0, TorchLikeStream(), CupyLikeStream(), Stream()):
+        kk.copy_blocks(universal, layers, stream=stream)
+    view: kk.View = universal
+    kk.copy_blocks(view, view)
+
+
+def lists(a: npt.NDArray[Any], b: DeviceArray) -> None:
+    kk.universal_from_block([a], [[a, a]], "NHD")
+    kk.block_from_universal([[b, b]], (b,), kk.Layout.HND, stream=7)
+    kk.operational_from_block([a], [[a, a]])
+    kk.block_from_operational([[a, a]], [bytearray(10)])
+    kk.vectorized_copy([a, b], [b, a], stream=Stream())
+    kk.memcpy_batch([a], [b], mode="batch")
+
+
+def information() -> None:
+    info: kk.BuildInfo = kk.build_info()
+    text: str = f"{info.version} {info.cuda} {','.join(info.archs)} {info.driver} {info.devices} {kk.__version__}"
+    flags: tuple[bool, bool] = kk.is_stub_build(), kk.has_memcpy_batch_async()
+    del text, flags
+
+
+def errors() -> int:
+    try:
+        shapes()
+    except kk.CudaError as error:
+        name: str = error.name
+        del name
+        return error.code
+    except kk.KvbmError:
+        raise
+    except (ValueError, TypeError, IndexError):
+        return 1
+    return 0
+
+
+def misuse(a: npt.NDArray[Any], shape: kk.BlockShape) -> None:
+    """What the checker has to catch; an ignore that is not needed is an error under strict."""
+    kk.universal_from_block([a], [[a]], 0)  # type: ignore[arg-type]
+    kk.memcpy_batch([a], [a], mode="fast")  # type: ignore[arg-type]
+    kk.copy_blocks(a, a)  # type: ignore[arg-type]
+    kk.UniversalBlocks(3, shape)  # type: ignore[arg-type]
+    shape.nl = 3  # type: ignore[misc]
+    kk.copy_blocks(kk.UniversalBlocks(a, shape), kk.UniversalBlocks(a, shape), stream="0")  # type: ignore[arg-type]
