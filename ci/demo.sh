@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# The library's main job, shown: installs the package and takes KV blocks to another tensor-parallel size and back.
+source "$(dirname "$0")/lib.sh"
+use_venv demo-venv
+pip install --quiet .
+python examples/reshard.py "$@"

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Everything that can be checked on this machine, from nothing: lint, the build without CUDA, the build with CUDA where
+# there is an nvcc, and the library under AddressSanitizer and UndefinedBehaviorSanitizer.
+#
+# Needs a C and C++ compiler, Python 3.10 or newer with venv, and access to a Python package index.
+source "$(dirname "$0")/lib.sh"
+
+step 'Set up'
+use_venv venv
+# As a user would, on a machine without CUDA.
+(hide_nvcc; pip install --quiet '.[lint,test]')
+# The tests with a real model need these two.
+pip install --quiet torch==2.13.0 transformers
+
+step 'Lint'
+ruff check
+ruff format --check
+mypy
+find include native tests bench -regex '.*\.\(c\|h\|cpp\|cu\|cuh\)' -exec clang-format --dry-run --Werror {} +
+
+step 'Without CUDA: build'
+(hide_nvcc; native_build stub)
+step 'Without CUDA: tests'
+(hide_nvcc; pytest -q -rs)
+
+if wants_cuda; then
+  step 'With CUDA: build'
+  native_build cuda -Dcuda=enabled
+  step 'With CUDA: tests'
+  KVBM_REQUIRE_CUDA=1 KVBM_KERNELS_LIBRARY=$work/cuda/native/libkvbm_kernels.so pytest -q -rs
+else
+  step 'With CUDA: left out, there is no nvcc'
+fi
+
+step 'Sanitizers: build'
+native_build sanitized -Dcuda=disabled -Dbuildtype=debugoptimized -Db_sanitize=address,undefined
+step 'Sanitizers: tests'
+# The sanitizer has to be there before Python, and the C++ runtime before the sanitizer looks for it. Python itself
+# does not free everything at exit. Left out is what does not use this library.
+runtime() { "${CXX:-c++}" -print-file-name="$1"; }
+ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+  LD_PRELOAD="$(runtime libasan.so) $(runtime libstdc++.so)" \
+  KVBM_KERNELS_LIBRARY=$work/sanitized/native/libkvbm_kernels.so \
+  pytest -q -rs --ignore=tests/test_build.py --ignore=tests/test_capi_programs.py --ignore=tests/test_exports.py \
+  --ignore=tests/test_package.py
+
+step 'All passed'
