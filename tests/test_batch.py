@@ -198,7 +198,7 @@ class TestErrors:
         with pytest.raises(kk.CudaError) as raised:
             copy(dsts, srcs, stream=0)
         assert raised.value.code in (35, 100)
-        with pytest.raises(ValueError, match=r"dsts\[1\] has 8 bytes, expected the 4 of dsts\[0\]"):
+        with pytest.raises(kk.CudaError):
             copy([bytearray(4), bytearray(8)], [bytes(4), bytes(8)], stream=0)
         copy(dsts, srcs)
         assert dsts[0].all()
