@@ -35,7 +35,8 @@
  * Threads and memory
  *
  *   Every function may be called from any number of threads at once. The library allocates no memory that outlives a
- *   call, never prints, never aborts, and lets no C++ exception out. Overlap between what one call reads and what it
+ *   call, never prints, never aborts, and lets no C++ exception out. The functions that take a stream use up to
+ *   160 KiB of the calling thread's stack, the others a few. Overlap between what one call reads and what it
  *   writes, or between two rows it writes, is undefined unless a function says otherwise.
  *
  * Builds
@@ -177,6 +178,11 @@ KVBM_KERNELS_API const char *kvbm_kernels_last_error_message(void);
  * Tables and blocks must stay as they are until the stream has passed the call. The current device is the same
  * afterwards; the work runs on the stream's device. A CUDA error left behind by an earlier call of somebody else is
  * neither returned nor cleared.
+ *
+ * Between places of one device a copy uses the whole GPU. Where it crosses the link it keeps to a few multiprocessors,
+ * which reach the link's speed, and leaves the rest to the model beside it. What lies behind pointers in device memory
+ * the library cannot see: with tables there it takes the copy to stay on the device. Tables in pinned memory,
+ * kvbm_kernels_memcpy_batch and kvbm_kernels_copy_blocks do not have that limit.
  */
 
 /*

@@ -5,7 +5,7 @@ namespace kvbm::device {
 namespace {
 
 // Few CTAs must have more on the way to hide the same latency.
-constexpr uint32_t kBoundedInFlight = KVBM_LINK_IN_FLIGHT;
+constexpr uint32_t kBoundedInFlight = 4;
 constexpr uint32_t kFullInFlight = 2;
 
 struct Kernel {
@@ -38,8 +38,7 @@ Kernel choose_kernel(const Head &head, bool gathers, Budget budget) {
 Budget choose_budget(bool src_on_host, bool dst_on_host, int max_sms) {
   const uint32_t limit = static_cast<uint32_t>(max_sms);
   if (!src_on_host && !dst_on_host) return {limit, limit ? kBoundedThreads : kFullThreads};
-  const Budget enough = src_on_host ? Budget{KVBM_LINK_READ_CTAS, KVBM_LINK_READ_THREADS}
-                                    : Budget{KVBM_LINK_WRITE_CTAS, KVBM_LINK_WRITE_THREADS};
+  const Budget enough = src_on_host ? kLinkRead : kLinkWrite;
   return {limit && limit < enough.max_ctas ? limit : enough.max_ctas, enough.threads};
 }
 

@@ -14,21 +14,8 @@ struct Budget {
 
 // Across the link a few CTAs reach its speed, and a model beside the copy keeps the rest. Writing to the host needs
 // fewer than reading from it: writes are posted, and a read holds its lanes for a round trip.
-#ifndef KVBM_LINK_READ_CTAS
-#define KVBM_LINK_READ_CTAS 6
-#endif
-#ifndef KVBM_LINK_WRITE_CTAS
-#define KVBM_LINK_WRITE_CTAS 8
-#endif
-#ifndef KVBM_LINK_READ_THREADS
-#define KVBM_LINK_READ_THREADS 512
-#endif
-#ifndef KVBM_LINK_WRITE_THREADS
-#define KVBM_LINK_WRITE_THREADS 256
-#endif
-#ifndef KVBM_LINK_IN_FLIGHT
-#define KVBM_LINK_IN_FLIGHT 4
-#endif
+constexpr Budget kLinkRead{6, 512};
+constexpr Budget kLinkWrite{8, 256};
 constexpr uint32_t kFullThreads = 128;
 constexpr uint32_t kBoundedThreads = 512;  // the most a bounded launch can use
 
