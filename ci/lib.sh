@@ -9,11 +9,12 @@ step() { printf '\n== %s (%d:%02d)\n' "$1" $((SECONDS / 60)) $((SECONDS % 60)); 
 
 # A virtual environment of its own, first on PATH from here on.
 use_venv() {
+  # Before it is made: it is kept for the next run.
+  "${PYTHON:-python3}" -c 'import sys; sys.version_info >= (3, 10) or sys.exit("kvbm_kernels needs Python 3.10 or newer")'
   if [[ ! -x $work/$1/bin/pip ]]; then
     "${PYTHON:-python3}" -m venv "$work/$1"
   fi
   export PATH=$work/$1/bin:$PATH
-  python -c 'import sys; sys.version_info >= (3, 10) or sys.exit("kvbm_kernels needs Python 3.10 or newer")'
 }
 
 # Whether the build would find a CUDA toolkit, or has to.

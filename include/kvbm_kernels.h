@@ -24,9 +24,10 @@
  *
  * Status codes
  *
- *   Every function that returns int returns a value of CUDA's cudaError_t; 0 is success. The library's own checks
- *   return KVBM_KERNELS_ERROR_INVALID_VALUE before any byte is touched, and leave a sentence naming the argument in
- *   kvbm_kernels_last_error_message(). A call that fails its checks changes nothing.
+ *   Every function that returns int, but for kvbm_kernels_last_batch_routes(), returns a value of CUDA's cudaError_t;
+ *   0 is success. The library's own checks return KVBM_KERNELS_ERROR_INVALID_VALUE before any byte is touched, and
+ * leave a sentence naming the argument in kvbm_kernels_last_error_message(). A call that fails its checks changes
+ * nothing.
  *
  *   The checks come in this order: enumerated values and negative counts; then "nothing to do" (any count or size is
  *   zero), which returns 0 in every build whatever the pointers; then sizes that do not fit size_t; then null
@@ -243,7 +244,9 @@ KVBM_KERNELS_API int kvbm_kernels_memcpy_batch(const void *const *src_ptrs_host,
  *
  *   nbytes        host array [num_copies]; a piece of 0 bytes is skipped, whatever its pointers
  *   failed_index  may be NULL; set to the first piece found wrong or refused by CUDA, and to num_copies if there is
- * none or no piece in particular is at fault. Once CUDA has refused one, the others may or may not be copied.
+ *                 none or no piece in particular is at fault
+ *
+ * Once CUDA has refused a piece, the others may or may not be copied.
  */
 KVBM_KERNELS_API int kvbm_kernels_memcpy_batch_sized(const void *const *src_ptrs_host, void *const *dst_ptrs_host,
                                                      const size_t *nbytes, size_t num_copies, int mode_value,
@@ -300,7 +303,10 @@ typedef struct kvbm_kernels_block_shape {
  * bases and block_ids are ordinary host arrays, read before a call returns: nothing has to be uploaded or kept.
  */
 typedef struct kvbm_kernels_view {
-  /* Host table [num_bases] of base addresses. The entries that a call uses may not be NULL. */
+  /*
+   * Host table [num_bases] of base addresses. The entries that a call uses may not be NULL. What a source's are to is
+   * only read, whatever their type says.
+   */
   void *const *bases;
   size_t num_bases;
   /* How far the table index moves with the block id, the layer and the outer index. */
@@ -328,7 +334,7 @@ typedef struct kvbm_kernels_view {
  *   universal    bases [num_blocks]: one buffer a block
  *
  * view->bases points at the caller's table, which must live as long as the view is used. Returns 0, or 1 if a pointer
- * is NULL, layout_value is unknown, or a stride or table index does not fit.
+ * is NULL (whatever the sizes), layout_value is unknown, or a stride or table index does not fit.
  */
 KVBM_KERNELS_API int kvbm_kernels_block_stack_view(kvbm_kernels_view *view, void *const *bases, size_t num_blocks,
                                                    const kvbm_kernels_block_shape *shape, int layout_value);
@@ -356,8 +362,8 @@ typedef struct kvbm_kernels_copy_options {
  * of the capture. Otherwise as the functions above.
  *
  * Beyond the checks of all functions: ids outside [0, view->num_blocks), more blocks than a view without ids has, a
- * table index at or past num_bases, a NULL base that the call would use, and addresses that do not fit 63 bits are
- * invalid values.
+ * table index at or past num_bases, a NULL base that the call would use, strides and sizes that span more than 63 bits,
+ * and an options->struct_nbytes smaller than that of version 0.1 are invalid values.
  */
 KVBM_KERNELS_API int kvbm_kernels_copy_blocks(const kvbm_kernels_view *dst, const kvbm_kernels_view *src,
                                               const kvbm_kernels_block_shape *shape, size_t num_blocks,

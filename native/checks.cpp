@@ -112,16 +112,15 @@ int check_view(const char *fn, const char *name, const kvbm_kernels_view *view, 
   }
 
   size_t last_index = 0;
+  bool fits = true;
   const size_t indices[][2] = {{last_id, view->base_block_step},
                                {shape.num_layers - 1, view->base_layer_step},
                                {shape.num_outer - 1, view->base_outer_step}};
   for (const auto &[last, step] : indices) {
-    size_t part;
-    if (__builtin_mul_overflow(last, step, &part) || __builtin_add_overflow(last_index, part, &last_index)) {
-      last_index = SIZE_MAX;
-      break;
-    }
+    size_t part = 0;
+    fits = fits && !__builtin_mul_overflow(last, step, &part) && !__builtin_add_overflow(last_index, part, &last_index);
   }
+  if (!fits) return fail(kInvalid, fn, "the base steps and sizes of %s multiply to more than size_t holds", name);
   if (last_index >= view->num_bases) {
     return fail(kInvalid, fn, "%s->num_bases is %zu, but the copy would use bases[%zu]", name, view->num_bases,
                 last_index);
