@@ -564,7 +564,7 @@ def beside_a_model(report: Report) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="the cases that tell variants apart")
+    parser.add_argument("--short", action="store_true", help="fewer cases, fewer samples")
     parser.add_argument(
         "--only", default="", help="only cases whose name holds this text or, with commas, one of several"
     )

@@ -2,12 +2,14 @@
 # On a machine with a GPU: build the library for it, then tests, sanitizers and benchmarks. OUT is where the full output
 # goes (default: a new temporary folder); a short table comes last.
 #
-#   ci/device.sh [build] [test] [sanitize] [bench] [variants]     all but variants when none is named
+#   ci/device.sh [build] [test] [facade] [sanitize] [bench]     all when none is named
+#
+# The step facade is that of the Python package. It needs cffi, and is left out where there is none and it is not named.
 set -u
 cd "$(dirname "$0")/.."
 OUT=${OUT:-$(mktemp -d)}
 BUILD=${KVBM_DEVICE_BUILD:-$(mktemp -d)}
-STEPS=${*:-build test sanitize bench}
+STEPS=${*:-build test $(python3 -c 'import cffi; print("facade")' 2>/dev/null) sanitize bench}
 ARCHS=${CUDA_ARCHS:-90}
 failed=
 
@@ -59,6 +61,35 @@ native() {
   "$BUILD/gpu_check"
 }
 
+# The C API's tests need no package.
+c_tests() {
+  # shellcheck disable=SC2046
+  KVBM_REQUIRE_GPU=1 timeout 240 python3 -m pytest -q -W default --maxfail=10 --durations=8 -p no:cacheprovider \
+    $(ls tests/test_gpu_*.py | grep -v facade)
+}
+
+# The package as a build would lay it out, on arrays of the GPU and on all that it does for host memory.
+facade() (
+  site=$BUILD/site
+  rm -rf "$site"
+  mkdir -p "$site"
+  cp -r python/kvbm_kernels "$site/"
+  mkdir -p "$site/kvbm_kernels/include" "$site/kvbm_kernels/_lib"
+  cp include/kvbm_kernels.h "$site/kvbm_kernels/include/"
+  cp "$KVBM_GPU_LIBRARY" "$site/kvbm_kernels/_lib/"
+  unset KVBM_KERNELS_LIBRARY
+  export KVBM_REQUIRE_GPU=1 PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
+  # Else JAX takes most of the GPU's memory for itself.
+  export XLA_PYTHON_CLIENT_PREALLOCATE=false
+  status=0
+  timeout 240 python3 -m pytest -q -rs -W default --maxfail=10 --durations=8 -p no:cacheprovider \
+    tests/test_gpu_facade*.py || status=1
+  JAX_PLATFORMS=cpu timeout 240 python3 -m pytest -q -W default --maxfail=10 -p no:cacheprovider tests/test_lifetime.py \
+    tests/test_copy_blocks.py tests/test_batch.py tests/test_convert.py tests/test_c_api.py tests/test_c_views.py \
+    tests/test_arrays.py tests/test_streams.py || status=1
+  return $status
+)
+
 sanitize() {
   status=0
   # The failing allocation in there is on purpose.
@@ -78,32 +109,20 @@ for wanted in $STEPS; do
       [ -f "$KVBM_GPU_LIBRARY" ] || { echo "no library"; exit 1; }
       ;;
     test)
-      step test env KVBM_REQUIRE_GPU=1 timeout 240 python3 -m pytest -q -W default --maxfail=10 --durations=8 \
-        -p no:cacheprovider tests/test_gpu_*.py
+      step test c_tests
       ;;
+    facade) step facade facade ;;
     sanitize)
       step native native
       step sanitize sanitize
       ;;
     bench) step bench env PYTHONUNBUFFERED=1 timeout 330 python3 bench/gpu_bench.py --json "$OUT/bench.json" ;;
-    variants)
-      # Each line: a name, then the nvcc flags that make it.
-      while read -r name flags; do
-        [ -n "$name" ] || continue
-        # shellcheck disable=SC2086
-        build_library "$BUILD/$name.so" $flags >"$BUILD/$name.build.txt" 2>&1
-        # shellcheck disable=SC2086
-        step "variant_$name" env KVBM_GPU_LIBRARY="$BUILD/$name.so" timeout 150 python3 bench/gpu_bench.py --short ${KVBM_VARIANT_ARGS:-}
-      done <<VARIANTS
-${KVBM_VARIANTS:-}
-VARIANTS
-      ;;
   esac
 done
-for file in "$OUT"/test.txt "$OUT"/native.txt "$OUT"/sanitize.txt; do
+for file in "$OUT"/test.txt "$OUT"/facade.txt "$OUT"/native.txt "$OUT"/sanitize.txt; do
   [ -f "$file" ] && echo "-- $(basename "$file" .txt)" && tail -n 3 "$file"
 done
-for file in "$OUT"/variant_*.txt "$OUT"/bench.txt; do
+for file in "$OUT"/bench.txt; do
   [ -f "$file" ] && echo "-- $(basename "$file" .txt)" && cat "$file"
 done
 [ -z "$failed" ] && echo "all steps passed" || { echo "FAILED:$failed"; exit 1; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -28,41 +29,64 @@ def padded(kv: np.ndarray) -> np.ndarray:
     return wide
 
 
-def views(kv: np.ndarray, shape: kk.BlockShape) -> dict[str, tuple[kk.View, Callable[[], np.ndarray]]]:
-    """A view of each kind that holds this cache, and how to read the cache back from its arrays."""
+def _same(array: Any) -> Any:
+    return array
+
+
+def _each(function: Callable[[Any], Any], arrays: Any) -> Any:
+    return [_each(function, array) for array in arrays] if isinstance(arrays, list) else function(arrays)
+
+
+def views(
+    kv: np.ndarray,
+    shape: kk.BlockShape,
+    put: Callable[[np.ndarray], Any] = _same,
+    get: Callable[[Any], np.ndarray] = _same,
+) -> dict[str, tuple[kk.View, Callable[[], np.ndarray]]]:
+    """A view of each kind that holds this cache, and how to read the cache back from its arrays.
+
+    ``put`` makes another library's array of NumPy's, and ``get`` a NumPy array of that.
+    """
     made = {}
 
-    def add(name, arrays, view, back):
-        made[name] = view, lambda: back(arrays)
+    def add(name, arrays, view_of, back):
+        placed = _each(put, arrays)
+        made[name] = view_of(placed), lambda: back(_each(get, placed))
 
     nl, no, nt, nh, hd = shape.nl, shape.no, shape.nt, shape.nh, shape.hd
     for layout in ("NHD", "HND"):
-        chunks = reference.block_stack(kv, layout)
         add(
             layout,
-            chunks,
-            kk.BlockStack(chunks, shape, layout),
-            lambda c, lo=layout: reference.from_block_stack(c, nl, no, lo),
+            reference.block_stack(kv, layout),
+            lambda chunks, lo=layout: kk.BlockStack(chunks, shape, lo),
+            lambda chunks, lo=layout: reference.from_block_stack(chunks, nl, no, lo),
         )
-        ops = reference.operational(kv, layout)
         add(
             f"operational {layout}",
-            ops,
-            kk.OperationalBlocks(list(ops), shape, layout),
-            lambda a, lo=layout: reference.from_operational(a, nt, nh, lo),
+            reference.operational(kv, layout),
+            lambda ops, lo=layout: kk.OperationalBlocks(list(ops), shape, lo),
+            lambda ops, lo=layout: reference.from_operational(ops, nt, nh, lo),
         )
-    universal = reference.universal(kv)
-    add("universal", universal, kk.UniversalBlocks(universal, shape), reference.from_universal)
-    wide = padded(kv)
-    add("padded rows", wide, kk.UniversalBlocks(wide[..., :hd], shape), lambda a: reference.from_universal(a[..., :hd]))
-    per_layer = layers(kv)
-    add("layers", per_layer, kk.BlockStack.from_layers(per_layer, shape), lambda a: np.stack(a).swapaxes(0, 1))
-    rows = packed(kv)
+    add("universal", reference.universal(kv), lambda a: kk.UniversalBlocks(a, shape), reference.from_universal)
+    add(
+        "padded rows",
+        padded(kv),
+        lambda wide: kk.UniversalBlocks(wide[..., :hd], shape),
+        lambda wide: reference.from_universal(wide[..., :hd]),
+    )
+    add(
+        "layers",
+        layers(kv),
+        lambda per_layer: kk.BlockStack.from_layers(per_layer, shape),
+        lambda per_layer: np.stack(per_layer).swapaxes(0, 1),
+    )
     add(
         "packed K|V",
-        rows,
-        kk.BlockStack.from_layers([layer.reshape(*layer.shape[:3], no, hd) for layer in rows], shape, "bthod"),
-        lambda a: np.stack(a).reshape(nl, -1, nt, nh, no, hd).transpose(1, 0, 4, 2, 3, 5),
+        packed(kv),
+        lambda rows: kk.BlockStack.from_layers(
+            [layer.reshape(*layer.shape[:3], no, hd) for layer in rows], shape, "bthod"
+        ),
+        lambda rows: np.stack(rows).reshape(nl, -1, nt, nh, no, hd).transpose(1, 0, 4, 2, 3, 5),
     )
     return made
 

@@ -103,6 +103,18 @@ def test_a_masked_cuda_array_is_refused():
         describe(masked)
 
 
+def test_dlpack_takes_over_where_the_cuda_array_interface_fails():
+    """As it does in JAX for bf16, with an error of JAX's own."""
+
+    class Array(Exporter):
+        @property
+        def __cuda_array_interface__(self):
+            raise RuntimeError("no bfloat16 here")
+
+    a = np.zeros((2, 3), np.float32)
+    assert describe(Array(a)).address == address(a)
+
+
 @pytest.mark.parametrize("old", [False, True])
 def test_dlpack(old):
     a = np.zeros((4, 6), np.float32)[1:, ::3]

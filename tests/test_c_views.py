@@ -115,7 +115,7 @@ class TestCopyBlocks:
         expected = rf"{copy.words}: {name}->num_bases is {last}, but the copy would use bases\[{last}\]"
         refused(copy(), expected)
         view.base_block_step = SIZE_MAX
-        refused(copy(), rf"{copy.words}: {name}->num_bases is {last}, but .*")
+        refused(copy(), f"{copy.words}: the base steps and sizes of {name} multiply to more than size_t holds")
 
     @pytest.mark.parametrize("name", ["dst", "src"])
     @pytest.mark.parametrize(

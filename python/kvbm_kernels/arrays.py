@@ -93,8 +93,9 @@ def describe(obj: Any) -> Array:
     if torch is not None and isinstance(obj, torch.Tensor):
         return _describe_torch(obj)
     # PyTorch raises here for a tensor of another device, hence after PyTorch.
-    if hasattr(obj, "__cuda_array_interface__"):
-        return _describe_cuda_array(obj)
+    interface = _cuda_array_interface(obj)
+    if interface is not None:
+        return _describe_cuda_array(obj, interface)
     if hasattr(obj, "__dlpack__"):
         return _describe_dlpack(obj)
     try:
@@ -154,8 +155,20 @@ def _describe_torch(tensor: Any) -> Array:
     return Array(address, form, False, tensor)
 
 
-def _describe_cuda_array(obj: Any) -> Array:
-    interface = obj.__cuda_array_interface__
+def _cuda_array_interface(obj: Any) -> dict[str, Any] | None:
+    try:
+        interface: dict[str, Any] = obj.__cuda_array_interface__
+    except AttributeError:
+        return None
+    except Exception:
+        # JAX has it, and raises errors of its own for bf16; through DLPack it gives that as well.
+        if hasattr(obj, "__dlpack__"):
+            return None
+        raise
+    return interface
+
+
+def _describe_cuda_array(obj: Any, interface: dict[str, Any]) -> Array:
     if interface.get("mask") is not None:
         raise KvbmTypeError("is a masked array")
     address, readonly = interface["data"]
@@ -167,7 +180,7 @@ def _describe_cuda_array(obj: Any) -> Array:
     device = obj.__dlpack_device__()[1] if hasattr(obj, "__dlpack_device__") else 0
     library = "cupy" if type(obj).__module__.split(".")[0] == "cupy" else ""
     form = Form(shape, tuple(strides), element, int(device), library)
-    return Array(address or 0, form, readonly, obj)
+    return Array(address or 0, form, readonly or _is_constant(obj), obj)
 
 
 def _describe_dlpack(obj: Any) -> Array:
@@ -179,10 +192,13 @@ def _describe_dlpack(obj: Any) -> Array:
         device = exported.device_id
     else:
         raise KvbmTypeError(f"is on DLPack device type {kind}, expected CPU or CUDA memory")
-    # JAX exports as writable what the rest of a program may share and takes for constant.
-    readonly = exported.readonly or type(obj).__module__.split(".")[0] in ("jax", "jaxlib")
     form = Form(exported.shape, exported.strides, exported.element, device, "")
-    return Array(exported.address, form, readonly, exported)
+    return Array(exported.address, form, exported.readonly or _is_constant(obj), exported)
+
+
+def _is_constant(obj: object) -> bool:
+    # JAX exports as writable what the rest of a program may share and takes for constant.
+    return type(obj).__module__.split(".")[0] in ("jax", "jaxlib")
 
 
 def is_pinned(owner: object) -> bool:
@@ -202,6 +218,17 @@ def is_pinned(owner: object) -> bool:
     return bool(kind[0] == lib.KVBM_KERNELS_MEMORY_PINNED)
 
 
+def current_stream(library: str, device: int) -> int:
+    """The handle of the stream that a library uses on a device; of the NULL stream for "", which has no such notion."""
+    if library == "torch":
+        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+    if library == "cupy":
+        cuda = sys.modules["cupy"].cuda
+        with cuda.Device(device):
+            return int(cuda.get_current_stream().ptr)
+    return 0
+
+
 def device_name(device: int | None) -> str:
     """How a device number is written: "cpu" or "cuda:0"."""
     return "cpu" if device is None else f"cuda:{device}"
@@ -211,10 +238,11 @@ class Memory:
     """What has to be known of the arrays of one side of a copy, beside where they lie.
 
     ``owners`` keep them alive, and ``host_owners`` are those of them in host memory. ``places`` are the libraries and
-    devices among them. ``readonly`` is the name of the first that cannot be written, or "".
+    devices among them. ``readonly`` is the name of the first that cannot be written, or "". ``recorded_on`` are the
+    streams that PyTorch knows its tensors to be used on.
     """
 
-    __slots__ = ("_reachable", "host_owners", "is_host", "owners", "places", "readonly")
+    __slots__ = ("_reachable", "host_owners", "is_host", "owners", "places", "readonly", "recorded_on")
 
     def __init__(
         self, owners: list[object], host_owners: list[object], places: set[tuple[str, int | None]], readonly: str
@@ -224,6 +252,7 @@ class Memory:
         self.places = places
         self.readonly = readonly
         self.is_host = len(host_owners) == len(owners)
+        self.recorded_on: set[int] = set()
         self._reachable: bool | None = None
 
     @property

@@ -14,7 +14,7 @@ from kvbm_kernels.arrays import Array, ArrayLike, Memory, describe
 from kvbm_kernels.dtypes import Element, is_bytes, is_raw
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
 from kvbm_kernels.geometry import Addresses, Geometry, PerIndex
-from kvbm_kernels.streams import StreamLike, cuda_stream, kernel_stream
+from kvbm_kernels.streams import StreamLike, launch
 
 Mode: TypeAlias = Literal["auto", "async", "batch"]
 
@@ -53,13 +53,16 @@ def vectorized_copy(dsts: Sequence[ArrayLike], srcs: Sequence[ArrayLike], *, str
     if stream is None and pairs.dst.is_host and pairs.src.is_host:
         _copy_on_host(pairs)
         return
-    handle = kernel_stream(stream, {"dsts": pairs.dst, "srcs": pairs.src})
     # Views need no pointer tables in device memory, as the function of this name in the C API does.
     to, of = (
         Geometry(starts, PerIndex(block=1), PerIndex(), PerIndex(count, 1, 1, 1, 1), size)
         for starts in (pairs.dst_starts, pairs.src_starts)
     )
-    check(lib.kvbm_kernels_copy_blocks(to.c_view(), of.c_view(), to.c_shape(), count, ffi.NULL, handle))
+    launch(
+        lambda handle: lib.kvbm_kernels_copy_blocks(to.c_view(), of.c_view(), to.c_shape(), count, ffi.NULL, handle),
+        stream,
+        pairs.sides,
+    )
 
 
 def memcpy_batch(
@@ -85,9 +88,8 @@ def memcpy_batch(
     if stream is None and pairs.dst.is_host and pairs.src.is_host:
         _copy_on_host(pairs)
         return
-    handle = cuda_stream(stream, (pairs.dst, pairs.src))
-    check(
-        lib.kvbm_kernels_memcpy_batch_sized(
+    launch(
+        lambda handle: lib.kvbm_kernels_memcpy_batch_sized(
             ffi.from_buffer(_POINTERS, pairs.src_starts),
             ffi.from_buffer(_POINTERS, pairs.dst_starts),
             ffi.from_buffer(_SIZES, pairs.nbytes),
@@ -95,7 +97,10 @@ def memcpy_batch(
             _MODES[mode],
             handle,
             ffi.NULL,
-        )
+        ),
+        stream,
+        pairs.sides,
+        by_kernel=False,
     )
 
 
@@ -114,6 +119,10 @@ class _Pairs(NamedTuple):
     dst_starts: Addresses
     src_starts: Addresses
     nbytes: Addresses
+
+    @property
+    def sides(self) -> dict[str, Memory]:
+        return {"dsts": self.dst, "srcs": self.src}
 
 
 def _pairs(dsts: Sequence[ArrayLike], srcs: Sequence[ArrayLike]) -> _Pairs:

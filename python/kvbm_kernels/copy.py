@@ -8,7 +8,7 @@ from kvbm_kernels._native import check, ffi, lib
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
 from kvbm_kernels.layouts import as_count
 from kvbm_kernels.overlap import rows_collide, share_bytes
-from kvbm_kernels.streams import StreamLike, kernel_stream
+from kvbm_kernels.streams import StreamLike, launch
 from kvbm_kernels.views import View
 
 
@@ -27,10 +27,18 @@ def copy_blocks(
 
     With both in host memory and no stream given, ``num_threads`` threads do it, 0 to let the library choose, and the
     copy is done when this returns. With CUDA memory on either side, or a stream given, it is put on the stream; the
-    other side can be CUDA memory or pinned host memory, and the arrays have to stay as they are until the stream has
-    passed the copy. ``stream`` is a handle, a stream of PyTorch or CuPy, or an object with ``__cuda_stream__``; None is
-    the current stream of the arrays' library. ``max_sms`` is the largest number of multiprocessors to keep busy, None
-    to let the library choose.
+    other side can be CUDA memory or pinned host memory. ``stream`` is a handle, a stream of PyTorch or CuPy, or an
+    object with ``__cuda_stream__``; None is the current stream of the arrays' library. ``max_sms`` is the largest
+    number of multiprocessors to keep busy, None to let the library choose.
+
+    Pinned host memory is what ``torch.empty(..., pin_memory=True)`` and ``cupyx.empty_pinned(...)`` allocate, NumPy
+    arrays over it (a tensor's ``.numpy()``, what cupyx returns), and memory registered with cudaHostRegister.
+
+    Until the stream has passed the copy, the caller leaves the contents of the arrays alone, or orders what changes
+    them behind it. The arrays may be dropped right away, if PyTorch or CuPy has set CUDA up in this process: theirs on
+    their current stream are as safe as in their own operations, and what else is needed is held until a later call
+    finds the stream past it. Not so in a capture: a graph's arrays have to live as long as it may be replayed, and
+    where copies run on other threads during a capture, its mode has to be thread-local or relaxed.
 
     Raises KvbmTypeError for other things than views and for element types that differ; KvbmValueError for views that do
     not match, a destination that cannot be written, rows that would be written twice or are also read, and pageable
@@ -68,11 +76,15 @@ def copy_views(
     if share_bytes(to, of):
         raise KvbmValueError(f"{dst_name} and {src_name} overlap: some of the rows to write are also read")
     if stream is None and dst.memory.is_host and src.memory.is_host:
-        status = lib.kvbm_kernels_host_copy_blocks(to.c_view(), of.c_view(), to.c_shape(), num_blocks, threads)
-    else:
-        handle = kernel_stream(stream, {dst_name: dst.memory, src_name: src.memory})
-        status = lib.kvbm_kernels_copy_blocks(to.c_view(), of.c_view(), to.c_shape(), num_blocks, options, handle)
-    check(status)
+        check(lib.kvbm_kernels_host_copy_blocks(to.c_view(), of.c_view(), to.c_shape(), num_blocks, threads))
+        return
+    launch(
+        lambda handle: lib.kvbm_kernels_copy_blocks(
+            to.c_view(), of.c_view(), to.c_shape(), num_blocks, options, handle
+        ),
+        stream,
+        {dst_name: dst.memory, src_name: src.memory},
+    )
 
 
 def _mismatch(dst: View, src: View, dst_name: str, src_name: str) -> KvbmError:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
-from kvbm_kernels._native import ffi, lib
-from kvbm_kernels.arrays import Memory, device_name
+from kvbm_kernels._native import check, ffi, lib
+from kvbm_kernels.arrays import Memory, current_stream, device_name
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError, StubBuildError
+from kvbm_kernels.lifetime import keep_until_passed
 
 
 class SupportsCudaStream(Protocol):
@@ -31,36 +33,36 @@ class CupyStream(Protocol):
     def ptr(self) -> int: ...
 
 
+# CUDA's handles up to here are streams of whichever device is current: NULL, legacy and per-thread.
+_LAST_DEFAULT = 2
+
 StreamLike: TypeAlias = int | SupportsCudaStream | TorchStream | CupyStream
 
 
-def kernel_stream(stream: StreamLike | None, sides: dict[str, Memory]) -> Any:
-    """The stream for a kernel between these sides, as the C API takes it.
+def launch(
+    work: Callable[[Any], int], stream: StreamLike | None, sides: dict[str, Memory], *, by_kernel: bool = True
+) -> None:
+    """Have ``work`` put a copy between these sides on a stream, and keep their arrays until the stream has passed it.
 
-    Raises StubBuildError in the build without CUDA, and KvbmValueError for a side that a kernel cannot reach.
-    """
-    handle = cuda_stream(stream, sides.values())
-    for name, memory in sides.items():
-        if not memory.is_reachable:
-            raise KvbmValueError(
-                f"{name} is in pageable host memory, which a kernel cannot reach: use pinned memory, or memcpy_batch"
-            )
-    return handle
-
-
-def cuda_stream(stream: StreamLike | None, memories: Iterable[Memory]) -> Any:
-    """The stream for CUDA work on this memory, as the C API takes it: the one given, or the arrays' own.
-
-    Raises StubBuildError in the build without CUDA.
+    ``work`` takes the stream as the C API does, and returns a status. Raises StubBuildError in the build without CUDA,
+    KvbmValueError for a side that a kernel cannot reach if ``by_kernel``, and what the status stands for.
     """
     handle = None if stream is None else as_handle(stream)
     if lib.kvbm_kernels_is_stub_build():
         raise StubBuildError(
             "this build of kvbm_kernels has no CUDA: it copies only arrays in host memory, and on no stream"
         )
+    places = {place for memory in sides.values() for place in memory.places}
     if handle is None:
-        handle = current_handle(place for memory in memories for place in memory.places)
-    return ffi.cast("kvbm_kernels_stream_t", handle)
+        handle = current_handle(places)
+    for name, memory in sides.items():
+        if by_kernel and not memory.is_reachable:
+            raise KvbmValueError(
+                f"{name} is in pageable host memory, which a kernel cannot reach: use pinned memory, or memcpy_batch"
+            )
+    with _device_of(stream, handle, places):
+        check(work(ffi.cast("kvbm_kernels_stream_t", handle)))
+    keep_until_passed(stream, handle, sides.values())
 
 
 def as_handle(stream: Any) -> int:
@@ -91,7 +93,7 @@ def current_handle(places: Iterable[tuple[str, int | None]]) -> int:
     found: dict[tuple[int, int], str] = {}
     for library, device in places:
         if device is not None:
-            current = _current(library, device)
+            current = current_stream(library, device)
             found.setdefault((device, current), f"{library or 'an array'} on {device_name(device)}")
     if len(found) > 1:
         raise KvbmValueError(
@@ -101,12 +103,24 @@ def current_handle(places: Iterable[tuple[str, int | None]]) -> int:
     return next(iter(found))[1] if found else 0
 
 
-def _current(library: str, device: int) -> int:
-    if library == "torch":
-        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
-    if library == "cupy":
-        cuda = sys.modules["cupy"].cuda
-        with cuda.Device(device):
-            return int(cuda.get_current_stream().ptr)
-    # An array without such a notion is ordered with everything on the NULL stream.
-    return 0
+def _device_of(stream: Any, handle: int, places: Iterable[tuple[str, int | None]]) -> AbstractContextManager[Any]:
+    """Makes the stream's device the current one where the handle does not tell it."""
+    if handle > _LAST_DEFAULT:
+        return nullcontext()
+    torch = sys.modules.get("torch")
+    if stream is not None:
+        if torch is not None and isinstance(stream, torch.cuda.Stream):
+            return _as_context(torch.cuda.device(stream.device))
+        return nullcontext()
+    # The current streams of several devices would have been refused.
+    for library, device in places:
+        if device is not None and library == "torch":
+            return _as_context(sys.modules["torch"].cuda.device(device))
+        if device is not None and library == "cupy":
+            return _as_context(sys.modules["cupy"].cuda.Device(device))
+    return nullcontext()
+
+
+def _as_context(device: Any) -> AbstractContextManager[Any]:
+    context: AbstractContextManager[Any] = device
+    return context

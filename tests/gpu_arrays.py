@@ -1,0 +1,115 @@
+"""What the tests of the Python package on a GPU share: arrays of every library, and caches in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import kvbm_kernels as kk
+import reference
+
+NB, NL, NO, NT, NH, HD = 3, 2, 2, 5, 4, 16
+
+
+class Place(NamedTuple):
+    """A kind of array: how the bits of a NumPy array get into one, and how they come back when the GPU is done."""
+
+    put: Callable[[np.ndarray], Any]
+    get: Callable[[Any], np.ndarray]
+
+
+def place(name: str, dtype: str | None = None) -> Place:
+    """One of ON_DEVICE, one of PINNED, or "pageable".
+
+    Tensors of PyTorch on the device have the dtype of this name, or are integers.
+    """
+    import torch
+
+    def as_tensor(array: np.ndarray) -> Any:
+        return torch.from_numpy(np.ascontiguousarray(array).view(f"i{array.itemsize}"))
+
+    def to_torch(array: np.ndarray) -> Any:
+        tensor = as_tensor(array).cuda()
+        return tensor if dtype is None else tensor.view(getattr(torch, dtype))
+
+    def from_torch(tensor: Any) -> np.ndarray:
+        torch.cuda.synchronize()
+        return tensor.cpu().view(getattr(torch, f"int{8 * tensor.element_size()}")).numpy().copy()
+
+    def to_cupy(array: np.ndarray) -> Any:
+        return pytest.importorskip("cupy").asarray(array)
+
+    def from_cupy(array: Any) -> np.ndarray:
+        torch.cuda.synchronize()
+        return array.get()
+
+    def to_cupyx(array: np.ndarray) -> Any:
+        pinned = pytest.importorskip("cupyx").empty_pinned(array.shape, array.dtype)
+        pinned[...] = array
+        return pinned
+
+    def from_host(array: np.ndarray) -> np.ndarray:
+        torch.cuda.synchronize()
+        return array.copy()
+
+    return {
+        "torch": Place(to_torch, from_torch),
+        "cupy": Place(to_cupy, from_cupy),
+        "torch through DLPack": Place(lambda array: OnlyDLPack(to_torch(array)), lambda a: from_torch(a.array)),
+        "cupy through DLPack": Place(lambda array: OnlyDLPack(to_cupy(array)), lambda a: from_cupy(a.array)),
+        "torch pinned": Place(lambda array: as_tensor(array).pin_memory(), from_torch),
+        "numpy over torch pinned": Place(lambda array: as_tensor(array).pin_memory().numpy(), from_host),
+        "cupyx pinned": Place(to_cupyx, from_host),
+        "pageable": Place(np.copy, from_host),
+    }[name]
+
+
+ON_DEVICE = ["torch", "cupy", "torch through DLPack", "cupy through DLPack"]
+PINNED = ["torch pinned", "numpy over torch pinned", "cupyx pinned"]
+
+
+class OnlyDLPack:
+    """An array of a library that has nothing but DLPack."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        return self.array.__dlpack__(**arguments)
+
+
+def sleep(milliseconds: float) -> None:
+    """Keep PyTorch's current stream busy for about this long."""
+    import torch
+
+    torch.cuda._sleep(int(milliseconds * 1.9e6))
+
+
+def make(rng, dtype="bf16", extents=(NB, NL, NO, NT, NH, HD)):
+    """A cache of random bits, and its shape."""
+    _, nl, no, nt, nh, hd = extents
+    shape = kk.BlockShape(nl, no, nh, nt, hd, dtype)
+    return reference.random_kv(rng, extents, f"u{shape.dtype.itemsize}"), shape
+
+
+def put_chunks(where, kv, layout):
+    return [[where.put(chunk) for chunk in block] for block in reference.block_stack(kv, layout)]
+
+
+def get_stack(where, blocks, shape, layout):
+    return reference.from_block_stack([[where.get(c) for c in block] for block in blocks], shape.nl, shape.no, layout)
+
+
+def code_of(call):
+    """The code of the CudaError that a call raises, or 0."""
+    try:
+        call()
+    except kk.CudaError as error:
+        return error.code
+    return 0
