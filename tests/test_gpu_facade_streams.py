@@ -104,7 +104,7 @@ class TestStreams:
         for value in (0, 7):
             stream.synchronize()
             with torch.cuda.stream(stream):
-                sleep(30)
+                sleep(300)
             with external, torch.cuda.stream(stream):
                 src[:] = value
             with external if library == "cupy" else torch.cuda.stream(stream):
