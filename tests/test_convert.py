@@ -301,14 +301,14 @@ class TestErrors:
         universals, blocks = case
         for array in (universals[1], blocks[1][3]):
             array.flags.writeable = False
-        message = r"(universals\[1\]|blocks\[1\]\[3\]) cannot be written"
+        message = r"cannot be written: (universals\[1\]|blocks\[1\]\[3\]) is read-only"
         self.refused(call, case, ValueError, message)
 
     def test_a_repeated_destination(self, call, case):
         universals, blocks = case
         blocks = [blocks[0], blocks[0]]
         universals = [universals[0], universals[0]]
-        message = "(universals|blocks) has rows that overlap, or the same row more than once"
+        message = "(universals|blocks) has rows that overlap each other"
         self.refused(call, (universals, blocks), ValueError, message)
 
     def test_source_and_destination_in_one_place(self, call, case):

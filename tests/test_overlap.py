@@ -42,7 +42,7 @@ def other(kv):
 
 
 def test_a_block_named_twice_cannot_be_written(pool, other):
-    refuses(pool[[0, 1, 0]], other, "dst has rows that overlap")
+    refuses(pool[[0, 1, 0]], other, "dst has block 0 more than once, at 0 and 2")
 
 
 def test_a_block_named_twice_can_be_read(pool, other, kv):

@@ -399,3 +399,16 @@ class TestOtherBlocks:
             assert len(view) == 0
             assert len(view[[]]) == len(view[:]) == 0
             kk.copy_blocks(view, kk.UniversalBlocks([], SHAPE))
+
+
+@pytest.mark.parametrize("make", [kk.BlockStack, kk.BlockStack.from_layers, kk.UniversalBlocks, kk.OperationalBlocks])
+def test_a_shape_that_is_none_is_refused_by_name(make):
+    with pytest.raises(kk.KvbmTypeError, match="shape is a tuple, expected a BlockShape"):
+        make([[np.zeros(4, np.float16)]], (1, 1, 1, 1, 4))
+
+
+@pytest.mark.parametrize("ids", [{1, 2}, (i for i in range(2)), None, "12"], ids=["set", "generator", "None", "str"])
+def test_ids_of_other_kinds_are_refused_by_kind(ids):
+    view = kk.UniversalBlocks(np.zeros((3, 1, 1, 1, 1, 4), np.float16), kk.BlockShape(1, 1, 1, 1, 4, "f16"))
+    with pytest.raises(kk.KvbmTypeError, match=f"block ids are a {type(ids).__name__}, expected an integer"):
+        view[ids]

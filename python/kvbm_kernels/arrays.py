@@ -335,7 +335,10 @@ def conform(form: Form, expected: Expected) -> Form:
         flat = _shape_of_memory(form, expected)
         form = form._replace(shape=flat, strides=contiguous_strides(flat, expected.dtype.itemsize))
     elif not holds(form.element, expected.dtype):
-        raise KvbmTypeError(f"has dtype {form.element.name}, expected {expected.dtype!s}")
+        bits = 8 * expected.dtype.itemsize
+        raise KvbmTypeError(
+            f"has dtype {form.element.name}, expected {expected.dtype!s} or integers of {bits} bits that hold its bits"
+        )
     if form.ndim != len(expected.shape) or any(
         wanted is not None and extent != wanted for extent, wanted in zip(form.shape, expected.shape, strict=True)
     ):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from kvbm_kernels.arrays import ArrayLike, Expected, Form, describe, gather
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
 from kvbm_kernels.geometry import PerIndex
-from kvbm_kernels.layouts import BlockShape, Layout, as_layout, contiguous_strides
+from kvbm_kernels.layouts import BlockShape, Layout, as_layout, as_shape, contiguous_strides
 from kvbm_kernels.views import View
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class BlockStack(View):
         *,
         name: str = "tensors",
     ) -> None:
+        shape = as_shape(shape)
         layout = as_layout(layout)
         axes = _chunk_axes(layout)
         chunks, names = _chunks(tensors, shape, name)
@@ -69,6 +70,9 @@ class BlockStack(View):
         - Without o, and with shape.no above 1, each of these is a list of no tensors, such as a pair (k, v).
         - b, t and h can be left out where their extent is 1.
 
+        No shape tells a layout, and nothing is guessed: a tensor ``[2, 2, nt, nh, hd]`` fits both ``"bothd"`` and
+        ``"obthd"``, and only the caller knows which it is.
+
         ========================================  ===========  =======================================
         tensors                                   axes         examples
         ========================================  ===========  =======================================
@@ -82,6 +86,7 @@ class BlockStack(View):
 
         Raises KvbmTypeError and KvbmValueError as the class does.
         """
+        shape = as_shape(shape)
         _check_axes(axes, shape)
         apart: dict[str, int] = {}
         if "l" not in axes:
@@ -112,6 +117,7 @@ class UniversalBlocks(View):
         *,
         name: str = "arrays",
     ) -> None:
+        shape = as_shape(shape)
         blocks, axes, names = _one_or_each(arrays, "hlotd", name)
         group = gather(blocks, _expected(axes, shape), names)
         self._lay_out(group, axes, shape, None, names, PerIndex(block=1), len(blocks))
@@ -135,6 +141,7 @@ class OperationalBlocks(View):
         *,
         name: str = "arrays",
     ) -> None:
+        shape = as_shape(shape)
         layout = as_layout(inner, "inner")
         blocks, outer_axes, names = _one_or_each(arrays, "lo", name)
         axes = outer_axes + _chunk_axes(layout)

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 from kvbm_kernels._native import check, ffi, lib
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
 from kvbm_kernels.layouts import as_count
-from kvbm_kernels.overlap import rows_collide, share_bytes
+from kvbm_kernels.overlap import repeated_block, rows_collide, share_bytes
 from kvbm_kernels.streams import StreamLike, launch
 from kvbm_kernels.views import View
 
@@ -69,10 +69,14 @@ def copy_views(
     if dst.shape is not src.shape and dst.shape != src.shape:
         raise _mismatch(dst, src, dst_name, src_name)
     if dst.memory.readonly:
-        raise KvbmValueError(f"{dst_name} is read-only: {dst.memory.readonly} cannot be written")
+        raise KvbmValueError(f"{dst_name} cannot be written: {dst.memory.readonly} is read-only")
     to, of = dst.geometry, src.geometry
     if rows_collide(to):
-        raise KvbmValueError(f"{dst_name} has rows that overlap, or the same row more than once")
+        twice = repeated_block(to)
+        if twice:
+            block, first, second = twice
+            raise KvbmValueError(f"{dst_name} has block {block} more than once, at {first} and {second}")
+        raise KvbmValueError(f"{dst_name} has rows that overlap each other, in one array or between arrays")
     if share_bytes(to, of):
         raise KvbmValueError(f"{dst_name} and {src_name} overlap: some of the rows to write are also read")
     if stream is None and dst.memory.is_host and src.memory.is_host:

@@ -137,14 +137,16 @@ def as_dtype(dtype: DTypeLike) -> DType:
     if isinstance(dtype, DType):
         return dtype
     if isinstance(dtype, str):
-        found = _BY_NAME.get(dtype.lower())
+        found = _BY_NAME.get(dtype.lower().removeprefix("torch."))
         if found is None:
             raise KvbmValueError(f"dtype is {dtype!r}, expected one of {_accepted()}")
         return found
     name = _name_of(dtype)
     found = _BY_NAME.get(name)
     if found is None:
-        raise KvbmTypeError(f"dtype is {dtype!r}, expected one of {_accepted()}")
+        raise KvbmTypeError(
+            f"dtype is {dtype!r}, expected one of {_accepted()}; arrays may hold its bits as integers of its size"
+        )
     return found
 
 

@@ -124,3 +124,10 @@ class BlockShape:
 
     def __str__(self) -> str:
         return f"nl={self.nl} no={self.no} nh={self.nh} nt={self.nt} hd={self.hd} {self.dtype!s}"
+
+
+def as_shape(shape: object) -> BlockShape:
+    """The argument ``shape`` of a view. Raises KvbmTypeError for anything but a BlockShape."""
+    if not isinstance(shape, BlockShape):
+        raise KvbmTypeError(f"shape is a {type(shape).__name__}, expected a BlockShape")
+    return shape

@@ -15,6 +15,16 @@ import numpy as np
 from kvbm_kernels.geometry import Addresses, Geometry, PerIndex
 
 
+def repeated_block(rows: Geometry) -> tuple[int, int, int] | None:
+    """A block that is there twice, if one is: its id, and the first two places it has."""
+    ids = rows.ids
+    if ids is None or len(set(ids.tolist())) == len(ids):
+        return None
+    order = np.argsort(ids, kind="stable")
+    twice = int(np.flatnonzero(np.diff(ids[order]) == 0)[0])
+    return int(ids[order[twice]]), int(order[twice]), int(order[twice + 1])
+
+
 def rows_collide(rows: Geometry) -> bool:
     """Whether two rows, each of them named once, share a byte."""
     ids = rows.ids

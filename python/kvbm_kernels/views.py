@@ -180,12 +180,18 @@ def _ids_of_numbers(ids: Sequence[Any]) -> npt.NDArray[Any]:
 def _ids_of_array(ids: Any) -> npt.NDArray[Any]:
     if isinstance(ids, int) and not isinstance(ids, bool):
         return _ids_of_numbers([ids])
+    # NumPy would make an array of objects of these.
+    if isinstance(ids, str | bytes | set | frozenset | dict) or not (
+        hasattr(ids, "__len__") or hasattr(ids, "__index__")
+    ):
+        raise KvbmTypeError(f"block ids are a {type(ids).__name__}, expected an integer, a slice, a list or an array")
     try:
         array = np.asarray(ids)
     except (TypeError, ValueError, RuntimeError) as error:
         raise KvbmTypeError(f"block ids are a {type(ids).__name__}: {error}") from None
     if array.dtype.kind not in "iu":
-        raise KvbmTypeError(f"block ids have dtype {array.dtype}, expected integers")
+        hint = "; numpy.flatnonzero makes ids of a mask" if array.dtype.kind == "b" else ""
+        raise KvbmTypeError(f"block ids have dtype {array.dtype}, expected integers{hint}")
     if array.ndim > 1:
         raise KvbmTypeError(f"block ids have {array.ndim} dimensions, expected one")
     return np.ascontiguousarray(array.reshape(-1))
