@@ -135,12 +135,21 @@ class Converted:
     """Buffers of one conversion: chunks scattered over a pool on one side, universal blocks on the other."""
 
     def __init__(
-        self, nb: int, nl: int, no: int, nh: int, nt: int, row: int, layout: int, places: tuple[str, str]
+        self,
+        nb: int,
+        nl: int,
+        no: int,
+        nh: int,
+        nt: int,
+        row: int,
+        layout: int,
+        places: tuple[str, str],
+        scattered: bool = True,
     ) -> None:
         self.dims = (nb, nl, no, nh, nt, row)
         self.layout = layout
         count, chunk = nb * nl * no, nt * nh * row
-        self.order = torch.randperm(count)
+        self.order = torch.randperm(count) if scattered else torch.arange(count)
         # Both sides of one allocation where that can be: how two of them lie to each other is worth some percent.
         if places[0] == places[1]:
             both = random_bytes(2 * count, chunk, device=places[0])
@@ -236,6 +245,8 @@ def conversions(report: Report, short: bool) -> None:
     for hd in (64, 96, 192, 256):
         cases.append((f"NHD hd={hd} bf16", 0.90, 0.90, dict(llama, nb=64, row=2 * hd), NHD, 2))
     cases.append(("MLA 576 bf16 nt=64", 0.90, 0.90, dict(nl=61, no=1, nh=1, nt=64, nb=64, row=1152), NHD, 2))
+    # What scattered chunks cost: the same, with the chunks as they follow in memory.
+    cases.append(("NHD nt=16 hd=128 bf16, 128 blocks in pool order", 0.97, 0.95, dict(llama, nb=128, row=256), NHD, 2))
     cases.append(("NHD fp8 hd=128", 0.90, 0.90, dict(llama, nb=128, row=128), NHD, 1))
     cases.append(("NHD rows of 656 bytes nt=64", 0.90, 0.90, dict(nl=61, no=1, nh=4, nt=64, nb=32, row=656), NHD, 1))
     for row, element in ((8, 8), (4, 4), (2, 2), (1, 1)):
@@ -249,7 +260,8 @@ def conversions(report: Report, short: bool) -> None:
             continue
         nbytes = int(np.prod(list(dims.values())))
         sets = 1 if nbytes > 150 * MIB else 6 if nbytes > 20 * MIB else 40
-        buffers = [Converted(**dims, layout=layout, places=("cuda", "cuda")) for _ in range(sets)]
+        scattered = "in pool order" not in name
+        buffers = [Converted(**dims, layout=layout, places=("cuda", "cuda"), scattered=scattered) for _ in range(sets)]
         for direction, aim in (("universal_from_block", to_aim), ("block_from_universal", from_aim)):
             copies = [b.flat_copy(direction[0] == "u") for b in buffers]
             target = buffers[0].universal if direction[0] == "u" else buffers[0].pool
@@ -284,11 +296,12 @@ def view_pairs(report: Report) -> None:
     if not report.wants("pools"):
         return
     ids = [np.random.default_rng(i).permutation(pool)[:nb].astype(np.int64) for i in range(2)]
-    pools = [random_bytes(nl * no, pool, chunk) for _ in range(2)]
+    both = random_bytes(2 * nl * no, pool, chunk)
+    pools = [both[: nl * no], both[nl * no :]]
     bases = [table(p.data_ptr() + np.arange(nl * no, dtype=np.uint64) * np.uint64(pool * chunk)) for p in pools]
     nhd, hnd = dict(token=nh * row, head=row), dict(token=row, head=nt * row)
     shape = Shape(nl, no, nh, nt, row)
-    copies = flat_copies(nbytes, 1, ("cuda", "cuda"))
+    copies = [lambda: pools[1].view(-1)[:nbytes].copy_(pools[0].view(-1)[:nbytes])]
     taken = [torch.from_numpy(i).cuda() for i in ids]
 
     def rows(which: int, order: str) -> torch.Tensor:
