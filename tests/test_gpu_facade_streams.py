@@ -100,7 +100,7 @@ class TestStreams:
         src, dst = where.put(np.zeros(4096, np.uint8)), where.put(np.zeros(4096, np.uint8))
         staging = place("cupyx pinned").put(np.zeros(4096, np.uint8))
         torch.cuda.synchronize()
-        # Once before, so that nothing has to be compiled or loaded while it matters. Not with 0: CuPy has no kernel for it.
+        # Once before, so that nothing has to be compiled or loaded while it matters; CuPy needs no kernel for 0.
         for value in (3, 7):
             stream.synchronize()
             with torch.cuda.stream(stream):
