@@ -98,9 +98,51 @@ def information() -> None:
     del text, flags
 
 
+def pools(a: npt.NDArray[Any], b: DeviceArray) -> None:
+    pool: kk.BlockPool = kk.BlockPool(1024, 16, num_layers=32, num_kv_heads=8, head_dim=128, kv_dtype=kk.KvBf16)
+    kk.BlockPool(8, 16, 1, 1, 1, v_head_dim=2, kv_dtype=kk.KvInt8, scale_dtype="fp16", layout="NHD", arrays="torch")
+    blocks: list[int] = pool.allocator.allocate(3)
+    maybe: list[int] | None = pool.allocator.try_allocate(3)
+    pool.allocator.free(np.array(blocks, np.uint32))
+    usage: kk.BlockUsage = pool.allocator.usage()
+    stack: kk.BlockStack = pool.blocks([1, 2], of="k")
+    del maybe, usage, stack
+
+
+def caches(pool: kk.BlockPool, a: npt.NDArray[Any], b: DeviceArray) -> None:
+    flat: kk.ContiguousKvCache = kk.KvCache.contiguous(num_kv_heads=8, head_dim=128, capacity=512, kv_dtype=kk.KvFp16)
+    with kk.KvCache.paged(pool, max_blocks=64) as cache:
+        cache.append(a, b, layer=3, order="HND")
+        cache.reserve(3)
+        cache.truncate(0)
+        fork: kk.PagedKvCache = cache.fork()
+        found: int = fork.attach_prefix([1, 2, 3], extra=b"model")
+        fork.register_prefix(np.array([1, 2], np.uint32))
+        fork.restore(cache.blocks(), 3)
+        fork.restore((cache.blocks(of="k"), cache.blocks(of="v")), n=3)
+        csr: kk.Csr = cache.csr()
+        batch = kk.KvBatch([cache, fork])
+        batch.append(a, a)
+        tables: kk.BatchTables = batch.tables(max_blocks=8)
+        del found, csr, tables
+    either: kk.KvCache = flat
+    k, v = either.gather(0, dtype="fp16")
+    layer = either.layer(0)
+    layer.append(k, v)
+    length: int = len(either) + either.len + layer.len
+    marker: type[kk.KvDtype] = either.kv_dtype
+    nbytes: int = marker.BYTES_PER_ELEM + len(marker.NAME)
+    digests: list[bytes] = kk.block_hashes(range(64), 16)
+    del length, nbytes, digests
+
+
 def errors() -> int:
     try:
         shapes()
+    except kk.OutOfBlocks as out:
+        return out.needed - out.free
+    except kk.CapacityError as full:
+        return full.needed - full.capacity
     except kk.CudaError as error:
         name: str = error.name
         del name
@@ -118,5 +160,7 @@ def misuse(a: npt.NDArray[Any], shape: kk.BlockShape) -> None:
     kk.memcpy_batch([a], [a], mode="fast")  # type: ignore[arg-type]
     kk.copy_blocks(a, a)  # type: ignore[arg-type]
     kk.UniversalBlocks(3, shape)  # type: ignore[arg-type]
+    kk.KvCache.paged(3)  # type: ignore[arg-type]
+    kk.KvCache.contiguous(num_kv_heads=1, head_dim=1, capacity=1, kv_dtype="fp16")  # type: ignore[arg-type]
     shape.nl = 3  # type: ignore[misc]
     kk.copy_blocks(kk.UniversalBlocks(a, shape), kk.UniversalBlocks(a, shape), stream="0")  # type: ignore[arg-type]
