@@ -27,27 +27,34 @@ int choose_threads(int asked, size_t total_nbytes) {
   return static_cast<int>(std::min<size_t>(useful, static_cast<size_t>(available_processors())));
 }
 
-// The stores to use for so much data, or null for the cached ones: what is read and what is written both take room.
-MoveRows streaming_for(size_t total_nbytes) {
-  return total_nbytes > last_level_cache_nbytes() / 2 ? choose_streaming() : nullptr;
-}
+// How rows and runs of one copy are moved. Around the cache, where what is read and what is written would not both fit
+// in it, the long ones, and those that end where the stores that do it can.
+class Mover {
+ public:
+  Mover(size_t row_nbytes, size_t total_nbytes)
+      : streaming_(total_nbytes > last_level_cache_nbytes() / 2 ? choose_streaming() : nullptr),
+        cached_(choose_cached(row_nbytes)) {}
 
-MoveRows choose_row_move(size_t row_nbytes, bool aligned, size_t total_nbytes) {
-  const bool worthwhile = row_nbytes >= kLongRow || (aligned && row_nbytes >= kShortestStreamed);
-  const MoveRows streaming = worthwhile ? streaming_for(total_nbytes) : nullptr;
-  return streaming ? streaming : choose_cached(row_nbytes);
-}
+  bool streams() const { return streaming_ != nullptr; }
 
-// For pieces that may follow each other and are then moved as one, of any length.
-MoveRows choose_run_move(size_t piece_nbytes, size_t total_nbytes) {
-  const MoveRows streaming = piece_nbytes >= kShortestStreamed ? streaming_for(total_nbytes) : nullptr;
-  return streaming ? streaming : choose_cached(0);
-}
+  void move(const Rows &rows) const {
+    const uint64_t bits = reinterpret_cast<uintptr_t>(rows.dst) | static_cast<uint64_t>(rows.dst_stride) | rows.nbytes;
+    const bool worthwhile = rows.nbytes >= kLongRow || (rows.nbytes >= kShortestStreamed && bits % kStreamed == 0);
+    (worthwhile && streaming_ ? streaming_ : cached_)(rows);
+  }
+  void end() const {
+    if (streaming_) end_streaming();
+  }
+
+ private:
+  static constexpr size_t kStreamed = 16;
+  MoveRows streaming_, cached_;
+};
 
 // Joins segments that follow each other on both sides, and moves each run at once.
 class Runs {
  public:
-  explicit Runs(MoveRows move) : move_(move) {}
+  explicit Runs(const Mover &mover) : mover_(mover) {}
   void add(char *dst, const char *src, size_t nbytes) {
     if (nbytes_ != 0 && dst == dst_ + nbytes_ && src == src_ + nbytes_) {
       nbytes_ += nbytes;
@@ -59,12 +66,12 @@ class Runs {
     nbytes_ = nbytes;
   }
   void flush() {
-    if (nbytes_ != 0) move_({dst_, src_, 0, 0, 1, nbytes_, src_, 0, dst_});
+    if (nbytes_ != 0) mover_.move({dst_, src_, 0, 0, 1, nbytes_, src_, 0, dst_});
     nbytes_ = 0;
   }
 
  private:
-  MoveRows move_;
+  const Mover &mover_;
   char *dst_ = nullptr;
   const char *src_ = nullptr;
   size_t nbytes_ = 0;
@@ -107,9 +114,22 @@ class Cursor {
     return next.block_ < plan_.num_blocks ? plan_.src.address(next.block_, next.layer_, next.outer_) : src_;
   }
 
+  // Runs left in the dimension around the innermost, this one included; 0 if this is not the start of one.
+  size_t run_count() const {
+    const int around = plan_.num_dims - 2;
+    if (around < 0 || index_[around + 1] != 0) return 0;
+    return plan_.dims[around].size - index_[around];
+  }
+
   // Step over `count` segments, at most row_count().
-  void advance(size_t count) {
-    int i = plan_.num_dims - 1;
+  void advance(size_t count) { advance(plan_.num_dims - 1, count); }
+  // Step over `count` runs, at most run_count().
+  void advance_runs(size_t count) { advance(plan_.num_dims - 2, count); }
+
+ private:
+  const Dim &innermost() const { return plan_.dims[plan_.num_dims - 1]; }
+
+  void advance(int i, size_t count) {
     for (; i >= 0; --i, count = 1) {
       const Dim &dim = plan_.dims[i];
       index_[i] += count;
@@ -123,9 +143,6 @@ class Cursor {
     step();
     if (block_ < plan_.num_blocks) locate();
   }
-
- private:
-  const Dim &innermost() const { return plan_.dims[plan_.num_dims - 1]; }
 
   // To the next item, without looking where it is.
   void step() {
@@ -215,7 +232,7 @@ class Ahead {
 
 struct CopyWork {
   const Plan &plan;
-  MoveRows move;
+  Mover mover;
 
   void run(int part, int parts) const {
     const size_t segment = plan.segment_nbytes;
@@ -223,7 +240,7 @@ struct CopyWork {
     if (position == end) return;
     Cursor at(plan, position / segment);
     Ahead ahead(plan, at);
-    Runs runs(move);
+    Runs runs(mover);
     while (position < end) {
       const size_t skip = position % segment;
       if (plan.num_dims == 0 || skip != 0 || end - position < segment) {
@@ -234,26 +251,37 @@ struct CopyWork {
       } else {
         const size_t count = std::min(at.row_count(), (end - position) / segment);
         Rows rows = at.rows(count);
-        ahead.hint(at, &rows);
+        const size_t runs_left = mover.streams() ? 0 : std::min(at.run_count(), (end - position) / (count * segment));
+        if (runs_left > 1) {
+          // Short runs cost less the fewer steps there are between them.
+          const Dim &around = plan.dims[plan.num_dims - 2];
+          for (size_t i = 0; i < runs_left; ++i, rows.dst += around.dst_stride, rows.src += around.src_stride) {
+            mover.move(rows);
+          }
+          position += runs_left * count * segment;
+          at.advance_runs(runs_left);
+          continue;
+        }
+        if (mover.streams()) ahead.hint(at, &rows);
         position += count * segment;
         at.advance(count);
         rows.next_dst = at.dst();
-        move(rows);
+        mover.move(rows);
       }
     }
     runs.flush();
-    end_streaming();
+    mover.end();
   }
 };
 
 struct BatchWork {
   const Pieces &pieces;
-  MoveRows move;
+  Mover mover;
   size_t total_nbytes;
 
   void run(int part, int parts) const {
     const auto [begin, end] = range_of(part, parts, total_nbytes, 1);
-    Runs runs(move);
+    Runs runs(mover);
     size_t position = 0;
     for (size_t i = 0; i < pieces.count && position < end; ++i) {
       const size_t nbytes = pieces.size(i);
@@ -265,7 +293,7 @@ struct BatchWork {
       position += nbytes;
     }
     runs.flush();
-    end_streaming();
+    mover.end();
   }
 };
 
@@ -279,16 +307,15 @@ void run_work(Work &work, int parts) {
 void copy(Plan plan, int num_threads) {
   if (reinterpret_cast<uintptr_t>(plan.dst.address(0, 0, 0)) % kCacheLine != 0) write_in_order(&plan);
   const size_t total = plan.total_nbytes();
-  const MoveRows move = plan.num_dims == 0 ? choose_run_move(plan.segment_nbytes, total)
-                                           : choose_row_move(plan.segment_nbytes, plan.alignment == 16, total);
-  CopyWork work{plan, move};
+  // Segments that may be joined have no length of their own.
+  CopyWork work{plan, Mover(plan.num_dims == 0 ? 0 : plan.segment_nbytes, total)};
   run_work(work, choose_threads(num_threads, total));
 }
 
 void copy_batch(const Pieces &pieces, int num_threads) {
   size_t total = 0;
   for (size_t i = 0; i < pieces.count; ++i) total += pieces.size(i);
-  BatchWork work{pieces, choose_run_move(total / pieces.count, total), total};
+  BatchWork work{pieces, Mover(0, total), total};
   run_work(work, choose_threads(num_threads, total));
 }
 

@@ -1,13 +1,11 @@
-// The row movers for processors with AVX2. Called only after asking for it.
+// The row movers for processors with AVX2: compiled for it, and called only after asking for it.
 #ifdef __x86_64__
+
+#include <immintrin.h>
 
 #include <cstring>
 
 #include "host/rows.h"
-
-#pragma GCC target("avx2")
-#include <immintrin.h>
-
 #include "host/stream_rows.h"
 
 namespace kvbm::host {

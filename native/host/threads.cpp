@@ -30,10 +30,18 @@ void run_parts(int parts, void (*work)(void *, int, int), void *context) {
   Part list[kMaxParts];
   const int last = parts - 1;
 
-  // Threads start with the signals of their creator; the application's handlers must not run in ours.
-  sigset_t all, before;
-  sigfillset(&all);
-  if (last > 0) pthread_sigmask(SIG_SETMASK, &all, &before);
+  // Threads start with the signals of their creator; the application's handlers must not run in ours, but for those of
+  // what a thread does to itself, such as touching a page that somebody watches.
+  sigset_t others, before;
+  sigfillset(&others);
+  constexpr int kOwn[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
+  for (int own : kOwn) sigdelset(&others, own);
+  // The helpers work on this frame: it must not go away while the joins below wait.
+  int cancelable = PTHREAD_CANCEL_ENABLE;
+  if (last > 0) {
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelable);
+    pthread_sigmask(SIG_SETMASK, &others, &before);
+  }
   for (int i = 0; i < last; ++i) {
     list[i] = {work, context, i, parts, {}, false};
     list[i].started = pthread_create(&list[i].thread, nullptr, run, &list[i]) == 0;
@@ -48,6 +56,7 @@ void run_parts(int parts, void (*work)(void *, int, int), void *context) {
       work(context, i, parts);
     }
   }
+  if (last > 0) pthread_setcancelstate(cancelable, nullptr);
 }
 
 }  // namespace kvbm::host
