@@ -159,6 +159,13 @@ def test_cuda_archs_chooses_the_architectures(toolkit, value, archs):
     assert re.findall(r"code=sm_(\w+)", found["flags"]) == archs.split(",")
 
 
+def test_a_variant_that_does_not_exist_is_left_out(tmp_path):
+    """nvcc lists architectures, but none of their variants: only trying tells."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvcc").symlink_to(buildtools.require_nvcc())
+    assert ask_toolkit(CUDA_HOME=str(tmp_path), CUDA_ARCHS="80a,90a")["archs"] == "90a"
+
+
 @pytest.mark.parametrize(("value", "newest"), [("90,80", "90"), ("80", "80"), ("80,90a", "80"), ("90a", "90a")])
 def test_the_newest_architecture_is_also_there_as_ptx(toolkit, value, newest):
     flags = ask_toolkit(CUDA_HOME=str(toolkit), CUDA_ARCHS=value)["flags"]

@@ -51,6 +51,13 @@ def run(*command: str) -> str:
     return result.stdout + result.stderr
 
 
+def compiles(nvcc: str, arch: str) -> bool:
+    """Whether there is this variant of an architecture: no list of nvcc's has them."""
+    flag = f"-gencode=arch=compute_{arch},code=sm_{arch}"
+    command = [nvcc, flag, "-x", "cu", os.devnull, "-cubin", "-o", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def choose_archs(nvcc: str) -> list[str]:
     known = set(re.findall(r"sm_(\d+)", run(nvcc, "--list-gpu-code")))
     asked = re.split(r"[,\s]+", (os.environ.get("CUDA_ARCHS", "").strip() or DEFAULT_ARCHS).strip(","))
@@ -58,7 +65,7 @@ def choose_archs(nvcc: str) -> list[str]:
     for arch in dict.fromkeys(asked):
         # 90a and 100f are variants of an architecture that --list-gpu-code does not list by themselves.
         number = re.fullmatch(r"(\d+)[af]?", arch)
-        if number and number[1] in known:
+        if number and number[1] in known and (arch.isdigit() or compiles(nvcc, arch)):
             chosen.append(arch)
         else:
             say("warning", f"CUDA_ARCHS: this nvcc does not know {arch!r}, so it is left out")
