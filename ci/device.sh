@@ -23,7 +23,9 @@ build_library() {
   for arch in $(echo "$ARCHS" | tr , ' '); do gencode="$gencode -gencode arch=compute_$arch,code=sm_$arch"; done
   for file in native/*.cpp native/host/*.cpp; do
     [ "$file" = native/stub.cpp ] && continue
-    g++ -std=c++17 -O3 -fPIC -fvisibility=hidden -fno-exceptions -Iinclude -Inative -c "$file" \
+    flags=
+    [ "$file" = native/host/rows_avx2.cpp ] && flags=-mavx2
+    g++ -std=c++17 -O3 -fPIC -fvisibility=hidden -fno-exceptions $flags -Iinclude -Inative -c "$file" \
       -o "$objects/$(basename "$file").o" &
   done
   for file in native/cuda/*.cu; do

@@ -38,7 +38,7 @@ step 'Sanitizers: tests'
 # The sanitizer has to be there before Python, and the C++ runtime before the sanitizer looks for it. Python itself
 # does not free everything at exit. Left out is what does not use this library.
 runtime() { "${CXX:-c++}" -print-file-name="$1"; }
-ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
   LD_PRELOAD="$(runtime libasan.so) $(runtime libstdc++.so)" \
   KVBM_KERNELS_LIBRARY=$work/sanitized/native/libkvbm_kernels.so \
   pytest -q -rs --ignore=tests/test_build.py --ignore=tests/test_capi_programs.py --ignore=tests/test_exports.py \

@@ -46,8 +46,8 @@ struct Conversion {
     if (int status = check_total(fn, shape, num_blocks)) return failed(status);
     if (int status = check_not_null(fn, universal_name, universal_ptrs)) return failed(status);
     if (int status = check_not_null(fn, block_name, block_ptrs)) return failed(status);
-    if (int status = kvbm_kernels_universal_view(&universal, universal_ptrs, num_blocks, &shape)) return failed(status);
-    if (int status = kvbm_kernels_block_stack_view(&blocks, block_ptrs, num_blocks, &shape, layout_value)) {
+    if (int status = universal_view(fn, &universal, universal_ptrs, num_blocks, &shape)) return failed(status);
+    if (int status = block_stack_view(fn, &blocks, block_ptrs, num_blocks, &shape, layout_value)) {
       return failed(status);
     }
     return kReady;
@@ -170,12 +170,12 @@ int kvbm_kernels_launch_vectorized_copy(void **src_ptrs_device, void **dst_ptrs_
   // A pair is a block of one row.
   const kvbm_kernels_block_shape shape{1, 1, 1, 1, copy_size_bytes};
   if (count == 0 || is_empty(shape)) return 0;
-  if (int status = check_total(fn, shape, count)) return status;
+  if (int status = check_pieces(fn, "copy_size_bytes", copy_size_bytes, "num_pairs", count)) return status;
   if (int status = check_not_null(fn, "src_ptrs_device", src_ptrs_device)) return status;
   if (int status = check_not_null(fn, "dst_ptrs_device", dst_ptrs_device)) return status;
   kvbm_kernels_view src, dst;
-  if (int status = kvbm_kernels_universal_view(&src, src_ptrs_device, count, &shape)) return status;
-  if (int status = kvbm_kernels_universal_view(&dst, dst_ptrs_device, count, &shape)) return status;
+  if (int status = universal_view(fn, &src, src_ptrs_device, count, &shape)) return status;
+  if (int status = universal_view(fn, &dst, dst_ptrs_device, count, &shape)) return status;
   return device::copy(fn, make_plan(dst, src, shape, count), device::Tables::kDeviceVisible, 0, stream);
 }
 
@@ -184,7 +184,7 @@ int kvbm_kernels_memcpy_batch(const void *const *src_ptrs_host, void *const *dst
   const char *fn = "memcpy_batch";
   if (int status = check_mode(fn, mode_value)) return status;
   if (size_per_copy == 0 || num_copies == 0) return 0;
-  if (int status = check_total(fn, {1, 1, 1, 1, size_per_copy}, num_copies)) return status;
+  if (int status = check_pieces(fn, "size_per_copy", size_per_copy, "num_copies", num_copies)) return status;
   if (int status = check_not_null(fn, "src_ptrs_host", src_ptrs_host)) return status;
   if (int status = check_not_null(fn, "dst_ptrs_host", dst_ptrs_host)) return status;
   if (int status = check_entries(fn, "src_ptrs_host", src_ptrs_host, num_copies)) return status;

@@ -74,6 +74,13 @@ int check_entries(const char *fn, const char *name, const void *const *table, si
   return 0;
 }
 
+int check_pieces(const char *fn, const char *nbytes_name, size_t nbytes, const char *count_name, size_t count) {
+  size_t total;
+  if (!__builtin_mul_overflow(nbytes, count, &total)) return 0;
+  return fail(kInvalid, fn, "%s=%zu and %s=%zu multiply to more than size_t holds", nbytes_name, nbytes, count_name,
+              count);
+}
+
 int check_total(const char *fn, const kvbm_kernels_block_shape &shape, size_t num_blocks) {
   size_t total = num_blocks;
   const size_t factors[] = {shape.num_layers, shape.num_outer, shape.num_heads, shape.num_tokens, shape.row_nbytes};

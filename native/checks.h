@@ -20,6 +20,15 @@ int check_not_null(const char *fn, const char *name, const void *pointer);
 // Every entry of a host table.
 int check_entries(const char *fn, const char *name, const void *const *table, size_t count);
 
+// count pieces of nbytes, which have to fit size_t.
+int check_pieces(const char *fn, const char *nbytes_name, size_t nbytes, const char *count_name, size_t count);
+
+// The layouts as views; kvbm_kernels_*_view() under the name of the function that asks.
+int block_stack_view(const char *fn, kvbm_kernels_view *view, void *const *bases, size_t num_blocks,
+                     const kvbm_kernels_block_shape *shape, int layout_value);
+int universal_view(const char *fn, kvbm_kernels_view *view, void *const *bases, size_t num_blocks,
+                   const kvbm_kernels_block_shape *shape);
+
 // The bytes of all rows, which have to fit size_t.
 int check_total(const char *fn, const kvbm_kernels_block_shape &shape, size_t num_blocks);
 

@@ -41,9 +41,10 @@ int finish(const char *fn, const Strides &strides, kvbm_kernels_view *view, cons
 
 }  // namespace
 
-int kvbm_kernels_block_stack_view(kvbm_kernels_view *view, void *const *bases, size_t num_blocks,
-                                  const kvbm_kernels_block_shape *shape, int layout_value) {
-  const char *fn = "block_stack_view";
+namespace kvbm {
+
+int block_stack_view(const char *fn, kvbm_kernels_view *view, void *const *bases, size_t num_blocks,
+                     const kvbm_kernels_block_shape *shape, int layout_value) {
   if (int status = check_layout(fn, layout_value)) return status;
   if (int status = check_arguments(fn, view, bases, shape)) return status;
   Strides strides;
@@ -56,6 +57,29 @@ int kvbm_kernels_block_stack_view(kvbm_kernels_view *view, void *const *bases, s
   filled.num_bases = static_cast<size_t>(strides.of(num_blocks, filled.base_block_step));
   set_chunk_order(&filled, *shape, layout_value, &strides);
   return finish(fn, strides, view, filled);
+}
+
+int universal_view(const char *fn, kvbm_kernels_view *view, void *const *bases, size_t num_blocks,
+                   const kvbm_kernels_block_shape *shape) {
+  if (int status = check_arguments(fn, view, bases, shape)) return status;
+  Strides strides;
+  kvbm_kernels_view filled{};
+  filled.bases = bases;
+  filled.num_bases = num_blocks;
+  filled.num_blocks = num_blocks;
+  filled.base_block_step = 1;
+  filled.token_stride = strides.of(size_t{1}, shape->row_nbytes);
+  filled.outer_stride = strides.of(shape->num_tokens, filled.token_stride);
+  filled.layer_stride = strides.of(shape->num_outer, filled.outer_stride);
+  filled.head_stride = strides.of(shape->num_layers, filled.layer_stride);
+  return finish(fn, strides, view, filled);
+}
+
+}  // namespace kvbm
+
+int kvbm_kernels_block_stack_view(kvbm_kernels_view *view, void *const *bases, size_t num_blocks,
+                                  const kvbm_kernels_block_shape *shape, int layout_value) {
+  return block_stack_view("block_stack_view", view, bases, num_blocks, shape, layout_value);
 }
 
 int kvbm_kernels_operational_view(kvbm_kernels_view *view, void *const *bases, size_t num_blocks,
@@ -77,17 +101,5 @@ int kvbm_kernels_operational_view(kvbm_kernels_view *view, void *const *bases, s
 
 int kvbm_kernels_universal_view(kvbm_kernels_view *view, void *const *bases, size_t num_blocks,
                                 const kvbm_kernels_block_shape *shape) {
-  const char *fn = "universal_view";
-  if (int status = check_arguments(fn, view, bases, shape)) return status;
-  Strides strides;
-  kvbm_kernels_view filled{};
-  filled.bases = bases;
-  filled.num_bases = num_blocks;
-  filled.num_blocks = num_blocks;
-  filled.base_block_step = 1;
-  filled.token_stride = strides.of(size_t{1}, shape->row_nbytes);
-  filled.outer_stride = strides.of(shape->num_tokens, filled.token_stride);
-  filled.layer_stride = strides.of(shape->num_outer, filled.outer_stride);
-  filled.head_stride = strides.of(shape->num_layers, filled.layer_stride);
-  return finish(fn, strides, view, filled);
+  return universal_view("universal_view", view, bases, num_blocks, shape);
 }

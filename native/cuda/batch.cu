@@ -95,6 +95,7 @@ class Batch {
   }
 
   int by_best() {
+    if (int status = check_all()) return status;
     alone_ = pieces_.count == 1;
     long_ = batches_work() ? kLongInBatch : kLongAlone;
     Run run{};
@@ -169,10 +170,7 @@ class Batch {
   }
 
   int put(const Run &run) {
-    if (!by_kernel_) {
-      if (int status = check_piece(run.first, *from_, *to_)) return status;
-      return copy_async(run);
-    }
+    if (!by_kernel_) return copy_async(run);
     if (run.nbytes >= longest_by_kernel_) {
       copies_.add(run);
       return copies_.count == kMostCopies ? submit_copies() : 0;
@@ -220,10 +218,14 @@ class Batch {
   }
 
   int submit_copies() {
-    // Whatever is wrong with a batch, its copies one by one either work or tell.
-    if (copies_.count > 1 && batches_work() && submit_batch() == 0) {
-      copies_.count = 0;
-      return 0;
+    if (copies_.count > 1 && batches_work()) {
+      const size_t none = report_->failed;
+      if (submit_batch() == 0) {
+        copies_.count = 0;
+        return 0;
+      }
+      // Whatever is wrong with a batch, its copies one by one either work or tell.
+      report_->failed = none;
     }
     for (size_t i = 0; i < copies_.count; ++i) {
       if (int status = copy_async(copies_.at(i))) return status;
@@ -335,6 +337,20 @@ class Batch {
   LargeParams params_;
 };
 
+// By itself, so that only a batch that is carried out takes the room that it needs on the stack.
+[[gnu::noinline]] int run(const char *fn, const Driver &driver, const StreamContext &context, const Pieces &pieces,
+                          int mode, kvbm_kernels_stream_t stream, BatchReport *report) {
+  Batch batch(fn, driver, context, pieces, report, stream);
+  switch (mode) {
+    case KVBM_KERNELS_MODE_ASYNC:
+      return batch.by_async();
+    case KVBM_KERNELS_MODE_BATCH:
+      return batch.by_batches();
+    default:
+      return batch.by_best();
+  }
+}
+
 }  // namespace
 
 bool has_memcpy_batch_async() {
@@ -347,15 +363,7 @@ int memcpy_batch(const char *fn, const Pieces &pieces, int mode, kvbm_kernels_st
   if (d.status) return fail(d.status, fn, "there is no usable CUDA driver");
   const StreamContext context(d, stream);
   if (context.status()) return fail(context.status(), fn, "the stream's device cannot be used");
-  Batch batch(fn, d, context, pieces, report, stream);
-  switch (mode) {
-    case KVBM_KERNELS_MODE_ASYNC:
-      return batch.by_async();
-    case KVBM_KERNELS_MODE_BATCH:
-      return batch.by_batches();
-    default:
-      return batch.by_best();
-  }
+  return run(fn, d, context, pieces, mode, stream, report);
 }
 
 }  // namespace kvbm::device

@@ -311,6 +311,12 @@ Memory::Kind kind_of(const Driver &driver, const Side &side, Tables tables) {
   return memory_at(driver, reinterpret_cast<uintptr_t>(side.address(0, 0, 0))).kind;
 }
 
+// By itself, so that only a copy that is carried out takes the room that the parameters need on the stack.
+[[gnu::noinline]] int run(const char *fn, const Driver &driver, const StreamContext &context, Tables tables,
+                          Budget budget, kvbm_kernels_stream_t stream, const Plan &plan) {
+  return Copy(fn, driver, context, tables, budget, stream).run(plan);
+}
+
 }  // namespace
 
 int copy(const char *fn, const Plan &plan, Tables tables, int max_sms, kvbm_kernels_stream_t stream) {
@@ -327,7 +333,7 @@ int copy(const char *fn, const Plan &plan, Tables tables, int max_sms, kvbm_kern
                 tables == Tables::kDeviceVisible ? "'s pointer table" : "");
   }
   const Budget budget = choose_budget(src != Memory::kDevice, dst != Memory::kDevice, max_sms);
-  return Copy(fn, d, context, tables, budget, stream).run(plan);
+  return run(fn, d, context, tables, budget, stream, plan);
 }
 
 }  // namespace kvbm::device
