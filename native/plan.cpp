@@ -150,5 +150,6 @@ Plan make_plan(const kvbm_kernels_view &dst, const kvbm_kernels_view &src, const
 }
 
 void write_in_order(Plan *plan) { sort_dims(plan, true); }
+void read_in_order(Plan *plan) { sort_dims(plan, false); }
 
 }  // namespace kvbm

@@ -67,8 +67,9 @@ struct Plan {
 Plan make_plan(const kvbm_kernels_view &dst, const kvbm_kernels_view &src, const kvbm_kernels_block_shape &shape,
                size_t num_blocks);
 
-// Walk in the order of the destination, whatever the strides said: for destinations off the cache line, which the plan
-// cannot see.
+// Walk in the order of the destination, or of the source, whatever the strides said: for what an engine knows and the
+// plan does not, such as a destination off the cache line.
 void write_in_order(Plan *plan);
+void read_in_order(Plan *plan);
 
 }  // namespace kvbm

@@ -311,10 +311,23 @@ Memory::Kind kind_of(const Driver &driver, const Side &side, Tables tables) {
   return memory_at(driver, reinterpret_cast<uintptr_t>(side.address(0, 0, 0))).kind;
 }
 
+// Where an item lies as close together on both sides, as a chunk in two orders does, a tile is best read in one piece:
+// its short pieces are then stores, which nobody waits for.
+bool lies_alike(const Plan &plan) {
+  uint64_t src = 0, dst = 0;
+  for (int i = 0; i < plan.num_dims; ++i) {
+    src += (plan.dims[i].size - 1) * magnitude(plan.dims[i].src_stride);
+    dst += (plan.dims[i].size - 1) * magnitude(plan.dims[i].dst_stride);
+  }
+  return src == dst && plan.segment_nbytes >= kVectorNbytes;
+}
+
 // By itself, so that only a copy that is carried out takes the room that the parameters need on the stack.
 [[gnu::noinline]] int run(const char *fn, const Driver &driver, const StreamContext &context, Tables tables,
                           Budget budget, kvbm_kernels_stream_t stream, const Plan &plan) {
-  return Copy(fn, driver, context, tables, budget, stream).run(plan);
+  Plan ordered = plan;
+  if (lies_alike(plan)) read_in_order(&ordered);
+  return Copy(fn, driver, context, tables, budget, stream).run(ordered);
 }
 
 }  // namespace
