@@ -85,6 +85,95 @@ def test_torch_tensors_without_memory_here_are_refused(torch):
         describe(torch.zeros(2, 2).to_sparse())
 
 
+@pytest.mark.parametrize("make", ["_neg_view", "imag", "conj"])
+def test_tensors_whose_values_are_not_in_memory_are_refused(torch, make):
+    """PyTorch negates and conjugates lazily: memory has the values from before."""
+    c = torch.zeros(3, dtype=torch.complex64).conj()
+    tensor = {"_neg_view": torch._neg_view(torch.zeros(3)), "imag": c.imag, "conj": c}[make]
+    with pytest.raises(kk.KvbmTypeError, match="lazy negative or conjugate"):
+        describe(tensor)
+    describe(tensor.resolve_conj().resolve_neg())
+
+
+def test_tensors_larger_than_their_storage_are_refused(torch):
+    whole = torch.zeros(8)
+    part, odd = whole[4:], whole[::2]
+    storage = whole.untyped_storage()
+    storage.resize_(16)
+    for tensor, needed in ((whole, 32), (part, 32), (odd, 28)):
+        with pytest.raises(kk.KvbmValueError, match=f"needs {needed} bytes, and its storage has 16"):
+            describe(tensor)
+    describe(whole[:4])
+    storage.resize_(0)
+    for tensor in (whole, part):
+        with pytest.raises(kk.KvbmTypeError, match="without memory"):
+            describe(tensor)
+    assert describe(whole[:0]).form.shape == (0,)
+    assert describe(torch.zeros(0, 3)).form.shape == (0, 3)
+
+
+def test_tensors_that_only_stand_for_others_are_refused(torch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def refuse(tensor):
+        with pytest.raises(kk.KvbmTypeError, match="without memory"):
+            describe(tensor)
+        return tensor
+
+    with FakeTensorMode():
+        fake = torch.zeros(4, 4)
+        parts = fake, fake[1:]
+    for tensor in (*parts, torch._to_functional_tensor(torch.zeros(2))):
+        refuse(tensor)
+    torch.vmap(refuse)(torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("copies", [describe, lambda a: kk.memcpy_batch([np.zeros(3)], [a])])
+def test_a_masked_array_is_refused(copies):
+    with pytest.raises(kk.KvbmTypeError, match="masked array"):
+        copies(np.ma.array(np.zeros(3), mask=[0, 1, 0]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": None},
+        {"data": 5},
+        {"data": ("x", False)},
+        {"data": (-1, False)},
+        {"data": (1 << 64, False)},
+        {"shape": None},
+        {"shape": (1.5,)},
+        {"shape": (-1,)},
+        {"typestr": "nothing"},
+        {"typestr": None},
+        {"strides": 3},
+        {"strides": (2, 2)},
+        {"strides": ("a",)},
+    ],
+    ids=repr,
+)
+def test_a_malformed_cuda_array_interface_is_refused(change):
+    wrong = CudaArray((2,))
+    wrong.__cuda_array_interface__.update(change)
+    with pytest.raises(kk.KvbmError, match="__cuda_array_interface__"):
+        describe(wrong)
+    for interface in ({}, [], 3):
+        wrong.__cuda_array_interface__ = interface
+        with pytest.raises(kk.KvbmTypeError, match="malformed __cuda_array_interface__"):
+            describe(wrong)
+
+
+def test_a_cuda_array_interface_that_fails_is_a_type_error():
+    class Failing:
+        @property
+        def __cuda_array_interface__(self):
+            raise RuntimeError("not now")
+
+    with pytest.raises(kk.KvbmTypeError, match="fails: not now"):
+        describe(Failing())
+
+
 def test_cuda_array_interface():
     found = describe(CudaArray((2, 3), "<f2", address=4096, readonly=True))
     assert found.address == 4096

@@ -294,3 +294,13 @@ def test_hashes_are_the_same_in_every_process():
         for seed in ("1", "2")
     }
     assert outputs == {"7012468fd5dc5eb31e00c7f35e841c2f3c8167f5081523fdb1046ed6ead7983e"}
+
+
+@pytest.mark.parametrize("wrong", [[1], "a", None, 3], ids=repr)
+def test_hashes_that_are_none_are_not_looked_up(wrong):
+    allocator = kk.BlockAllocator(2)
+    (block,) = allocator.allocate()
+    allocator.register(block, b"x")
+    with pytest.raises(kk.KvbmTypeError, match=r"digests\[1\] is .*, expected bytes"):
+        allocator.lookup([b"x", wrong])
+    assert allocator.refcount(block) == 1

@@ -192,6 +192,8 @@ class TestMismatches:
         for options, error, message in (
             ({"num_threads": -1}, ValueError, "num_threads is -1, expected 0 or more"),
             ({"num_threads": 1.5}, TypeError, "num_threads is 1.5, expected an integer"),
+            ({"num_threads": 1 << 31}, ValueError, r"num_threads is 2147483648, expected less than 2\*\*31"),
+            ({"max_sms": 1 << 40}, ValueError, r"max_sms is 1099511627776, expected less than 2\*\*31"),
             ({"max_sms": 0}, ValueError, "max_sms is 0, expected 1 or more"),
             ({"max_sms": True}, TypeError, "max_sms is True, expected an integer"),
             ({"stream": "0"}, TypeError, "stream is '0', expected a handle"),

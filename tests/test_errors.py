@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import kvbm_kernels as kk
@@ -126,3 +127,38 @@ def test_dtypes_and_layouts_have_the_values_of_the_header():
         assert layout == getattr(kk.lib, f"KVBM_KERNELS_LAYOUT_{layout.name}")
     assert (kk.DType.F16, kk.DType.BF16, kk.DType.F32, kk.DType.F64) == (0, 1, 2, 3)
     assert (kk.Layout.NHD, kk.Layout.HND) == (0, 1)
+
+
+def uncopied():
+    shape = kk.BlockShape(1, 1, 1, 1, 4, "f16")
+    array = np.zeros((3, 1, 1, 1, 1, 4), np.float16)
+    pool = kk.BlockPool(4, 2, 1, 1, 4)
+    paged = kk.KvCache.paged(pool)
+    view = kk.UniversalBlocks(array, shape)
+    return [
+        view,
+        view[[0, 2]],
+        kk.OperationalBlocks([array[0].reshape(-1)], shape),
+        kk.BlockStack([[array[0, 0, 0]]], shape),
+        view.geometry,
+        view.memory,
+        pool,
+        pool.rows,
+        paged,
+        paged.layer(0),
+        kk.KvCache.contiguous(num_kv_heads=1, head_dim=4, capacity=2),
+        kk.KvBatch([paged]),
+    ]
+
+
+@pytest.mark.parametrize("obj", uncopied(), ids=lambda obj: type(obj).__name__)
+def test_what_refers_to_memory_is_neither_copied_nor_pickled(obj):
+    """A copy would keep addresses of memory that it does not keep alive."""
+    for how in (copy.copy, copy.deepcopy, pickle.dumps, lambda o: pickle.dumps(o, 0), lambda o: copy.deepcopy([o])):
+        with pytest.raises(kk.KvbmTypeError, match=f"a {type(obj).__name__} cannot be copied or pickled"):
+            how(obj)
+
+
+def test_the_base_of_views_is_no_view():
+    with pytest.raises(kk.KvbmTypeError, match="View is no layout, expected BlockStack"):
+        kk.View()

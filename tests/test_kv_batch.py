@@ -144,3 +144,15 @@ def test_wrong_batches(rng):
     first.release()
     with pytest.raises(kk.KvbmValueError, match="the cache was released"):
         steps.append(*pair(rng, 4))
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("block_size", [1, 2, 5])
+def test_a_pool_of_one_block(rng, layout, block_size):
+    """A single block has no stride."""
+    pool = new_pool(num_blocks=1, block_size=block_size, layout=layout)
+    cache = kk.KvCache.paged(pool)
+    k, v = pair(rng, block_size)
+    for i in range(block_size):
+        kk.KvBatch([cache]).append(k[:, i : i + 1], v[:, i : i + 1])
+    check(cache, k, v)

@@ -132,6 +132,39 @@ class Caches(RuleBasedStateMachine):
             sequence.blocks = cache.paged_block_indices
 
     @has_caches
+    @rule(index=INDEX, more=TOKENS, reserve=st.booleans())
+    def write_elsewhere(self, index: int, more: list[int], reserve: bool) -> None:
+        """Rows that a kernel of the engine writes: allowed where nobody else sees them."""
+        cache, sequence = self.pick(index)
+        start, size = len(sequence.tokens), self.pool.block_size
+        stop = start + len(more)
+        if reserve:
+            self.reserve(index, len(more))
+        references = self.model.references()
+        blocks = sequence.blocks[start // size : -(-stop // size)] if more else []
+        if stop > len(sequence.blocks) * size or any(
+            references[block] > 1 or self.allocator.digest_of(block) for block in blocks
+        ):
+            with pytest.raises((kk.KvbmValueError, kk.KvbmIndexError)):
+                cache.slot_mapping(start, len(more))
+            with pytest.raises(kk.KvbmValueError):
+                cache.advance(len(more))
+            return
+        at, places = np.divmod(cache.slot_mapping(start, len(more)), size)
+        stored = self.pool.rows
+        for array, rows in zip((stored.k, stored.v), self.rows(sequence.tokens + more), strict=True):
+            new = rows[:, start:].swapaxes(0, 1)
+            if stored.spec.scale is not None:
+                new = kv_quant.encode(new, self.pool.kv_dtype.DTYPE, stored.spec.scale)
+            array = array.view(new.dtype)
+            if self.pool.layout is kk.Layout.HND:
+                array[:, at, :, places] = new
+            else:
+                array[:, at, places] = new.swapaxes(0, 1)
+        cache.advance(len(more))
+        sequence.tokens = sequence.tokens + more
+
+    @has_caches
     @rule(index=INDEX, n=st.integers(0, 20))
     def truncate(self, index: int, n: int) -> None:
         cache, sequence = self.pick(index)

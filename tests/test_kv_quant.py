@@ -325,3 +325,17 @@ def test_wrong_arguments():
     assert kk.KvCache.contiguous(num_kv_heads=1, head_dim=1, capacity=1).k_scales is None
     assert (kk.KvInt8.NAME, kk.KvInt8.BYTES_PER_ELEM) == ("int8", 1)
     assert (kk.KvFp8.NAME, kk.KvFp8.BYTES_PER_ELEM) == ("fp8", 1)
+
+
+@pytest.mark.parametrize("scale_dtype", [None, "fp16"])
+@pytest.mark.parametrize("marker", [kk.KvInt8, kk.KvFp8])
+def test_extreme_numbers_warn_of_nothing(marker, scale_dtype):
+    """Whatever NumPy is set to say of overflow."""
+    rows = np.zeros((NL, 8, NH, HD), np.float32)
+    for i, number in enumerate([3.4e38, -3.4e38, np.finfo(np.float32).max, 1e-45, 1e-38, np.inf, np.nan, 7e4]):
+        rows[:, i, :, 0] = number
+    with np.errstate(all="raise"):
+        for cache in caches(marker, scale_dtype):
+            cache.append(rows[: cache.num_layers], rows[: cache.num_layers])
+            found, _ = cache.gather()
+            assert np.isnan(found[:, 6]).all()

@@ -345,3 +345,38 @@ def test_csr(pool, rng):
     caches[0].reserve(8)
     one = caches[0].csr()
     assert (one.indptr.tolist(), one.indices.tolist(), one.last_page_len.tolist()) == ([0, 2], [0, 1], [1])
+
+
+@pytest.mark.parametrize("how", ["fork", "register_prefix"])
+def test_slots_to_write_are_of_blocks_of_this_cache_alone(pool, rng, how):
+    """What others see is not handed out for writing before reserve has made room elsewhere; reading stays possible."""
+    cache, k, v = filled(pool, rng, 2 * BS)
+    fork = cache.fork() if how == "fork" else None
+    if fork is None:
+        cache.register_prefix(list(range(2 * BS)))
+    cache.truncate(BS + 2)
+    before = state(cache)
+    why = "others have too" if fork else "is registered"
+    for call in (
+        lambda: cache.slot_mapping(BS + 2, 1),
+        lambda: cache.slot_mapping(0, BS + 3),
+        lambda: cache.slot_mapping(BS + 3, 1),
+        lambda: cache.advance(1),
+    ):
+        with pytest.raises(kk.KvbmValueError, match=rf"would be written to block 1, which {why}: reserve comes first"):
+            call()
+    assert state(cache) == before
+    cache.advance(0)
+    assert cache.slot_mapping(0, BS + 2).tolist() == list(range(BS + 2))
+    cache.reserve(1)
+    (slot,) = cache.slot_mapping(BS + 2, 1)
+    more_k, more_v = pair(rng, 1)
+    for array, rows in ((pool.k, more_k), (pool.v, more_v)):
+        array[:, slot // BS, :, slot % BS] = rows[:, 0]
+    cache.advance(1)
+    check(cache, joined(k[:, : BS + 2], more_k), joined(v[:, : BS + 2], more_v))
+    if fork:
+        check(fork, k, v)
+    else:
+        other = kk.KvCache.paged(pool)
+        assert other.attach_prefix(list(range(3 * BS))) == BS

@@ -8,6 +8,7 @@ import pytest
 
 import kvbm_kernels as kk
 import reference
+from kvbm_kernels.overlap import repeated_block, rows_collide
 
 NB, NL, NO, NT, NH, HD = 5, 4, 2, 3, 6, 8
 SHAPE = kk.BlockShape(nl=NL, no=NO, nh=NH, nt=NT, hd=HD, dtype="bf16")
@@ -108,6 +109,15 @@ def test_ids_count_in_the_view_they_select_from(view):
         [np.True_],
         np.array([0.0]),
         np.array([True] * 5),
+        [np.array([], int)],
+        [np.array([1])],
+        [np.array([1, 2]), np.array([3, 4])],
+        [np.array(1.7)],
+        [np.array(True)],
+        [[1]],
+        ["1"],
+        [np.float32(1)],
+        np.ma.array([0, 1], mask=[0, 1]),
     ],
     ids=repr,
 )
@@ -171,3 +181,53 @@ def test_repr_says_what_it_is(view):
     assert text.startswith(f"<{type(view).__name__}: 2 blocks of nl=4 no=2 nh=2 nt=3 hd=8 bf16")
     assert text.endswith("cpu>")
     assert view.device == "cpu"
+
+
+class Index:
+    def __index__(self):
+        return 3
+
+
+@pytest.mark.parametrize("number", [Index(), np.int8(3), np.uint64(3), np.array(3)], ids=repr)
+def test_whatever_is_an_index_is_an_id(view, kv, number):
+    for ids in (number, [number], (number, 3)):
+        chosen = view[ids]
+        reference.assert_same_bytes(read(chosen), np.concatenate([kv[3:4]] * len(chosen)))
+
+
+def test_tensors_among_ids(torch, view):
+    assert len(view[[torch.tensor(3), 1]]) == 2
+    for wrong in (torch.tensor(1.7), torch.tensor(True), torch.tensor([1]), torch.tensor([1, 2])):
+        with pytest.raises(kk.KvbmTypeError, match=r"block ids \[1\] is tensor"):
+            view[[0, wrong]]
+
+
+def test_wrong_slices(view):
+    with pytest.raises(kk.KvbmTypeError, match="expected a slice of integers"):
+        view["a":]
+    with pytest.raises(kk.KvbmValueError, match="slice step cannot be zero"):
+        view[::0]
+
+
+def test_an_id_of_an_empty_view(view):
+    with pytest.raises(kk.KvbmIndexError, match="block id 0, expected none: the view has no blocks"):
+        view[[]][0]
+
+
+@pytest.mark.parametrize("what", ["heads", "layers", "tokens"])
+@pytest.mark.parametrize("start", [True, np.True_, 0.0, np.array([0]), "0"], ids=repr)
+def test_ranges_are_of_integers(view, what, start):
+    with pytest.raises(kk.KvbmTypeError, match="expected two integers"):
+        getattr(view, what)(start, 2)
+
+
+def test_ids_are_looked_through_once(view, monkeypatch):
+    """Whether a view names a block twice is kept."""
+    chosen = view[[4, 2]]
+    assert not rows_collide(chosen.geometry)
+    monkeypatch.setattr(chosen.geometry, "ids", None)
+    assert not rows_collide(chosen.geometry)
+    twice = view[[4, 2, 4]].geometry
+    assert rows_collide(twice)
+    assert repeated_block(twice) == (4, 0, 2)
+    assert twice.has_repeats

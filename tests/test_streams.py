@@ -47,6 +47,12 @@ def test_things_that_are_no_streams(stream):
         as_handle(stream)
 
 
+@pytest.mark.parametrize("protocol", [None, 7, (), (0,), {}, lambda: None, lambda: (0,)])
+def test_malformed_cuda_streams(protocol):
+    with pytest.raises(kk.KvbmTypeError, match="as __cuda_stream__, expected a version and a handle"):
+        as_handle(SimpleNamespace(__cuda_stream__=protocol))
+
+
 @pytest.mark.parametrize("stream", [-1, 1 << 64])
 def test_numbers_that_are_no_handles(stream):
     with pytest.raises(ValueError, match=f"stream is {stream}, expected a handle") as raised:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from kvbm_kernels import dlpack
 from kvbm_kernels._native import check, ffi, lib
 from kvbm_kernels.dtypes import DType, Element, holds, is_bytes
-from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
+from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.layouts import contiguous_strides
 
 
@@ -91,7 +92,7 @@ def describe(obj: Any) -> Array:
         return _describe_numpy(obj, obj)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
-        return _describe_torch(obj)
+        return _describe_torch(torch, obj)
     # PyTorch raises here for a tensor of another device, hence after PyTorch.
     interface = _cuda_array_interface(obj)
     if interface is not None:
@@ -125,6 +126,8 @@ def _numpy_element(dtype: np.dtype[Any]) -> Element:
 
 
 def _describe_numpy(array: npt.NDArray[Any], owner: object) -> Array:
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+        raise KvbmTypeError("is a masked array")
     element = _numpy_elements.get(array.dtype) or _numpy_element(array.dtype)
     form = Form(array.shape, array.strides, element, None, "")
     flags = array.flags
@@ -133,7 +136,7 @@ def _describe_numpy(array: npt.NDArray[Any], owner: object) -> Array:
     return Array(address, form, not flags.writeable, owner)
 
 
-def _describe_torch(tensor: Any) -> Array:
+def _describe_torch(torch: Any, tensor: Any) -> Array:
     device = tensor.device
     if device.type == "cpu":
         index = None
@@ -147,12 +150,46 @@ def _describe_torch(tensor: Any) -> Array:
         element = _torch_elements[tensor.dtype] = Element(name, tensor.element_size())
     try:
         strides = tensor.stride()
-        address = tensor.data_ptr()
+        storage = tensor.untyped_storage()
+        # A fake tensor's is on the meta device, and warns of being asked for its address.
+        has_memory = type(tensor) is torch.Tensor or storage.device.type != "meta"
+        start = storage.data_ptr() if has_memory else 0
+        address = tensor.data_ptr() if start else 0
+        nbytes = storage.nbytes()
     except RuntimeError as error:
+        if tensor.layout == torch.strided:
+            raise KvbmTypeError(f"is a {type(tensor).__name__} without memory of its own: {error}") from None
         raise KvbmTypeError(f"is a {tensor.layout} tensor, expected a strided one: {error}") from None
+    if tensor.is_neg() or tensor.is_conj():
+        # Its values are not what its memory holds.
+        raise KvbmTypeError(
+            "is a lazy negative or conjugate, expected a tensor in memory: resolve_neg and resolve_conj"
+        )
     itemsize = element.itemsize
-    form = Form(tuple(tensor.shape), tuple([s * itemsize for s in strides]), element, index, "torch")
+    shape = tuple(tensor.shape)
+    form = Form(shape, tuple([s * itemsize for s in strides]), element, index, "torch")
+    if not start or address + _span(form) > start + nbytes:
+        _check_has_memory(tensor, form, start, nbytes)
     return Array(address, form, False, tensor)
+
+
+@lru_cache(maxsize=256)
+def _span(form: Form) -> int:
+    """Bytes from the first element to the end of the last, with strides that are not negative."""
+    if 0 in form.shape:
+        return 0
+    distances = [(extent - 1) * stride for extent, stride in zip(form.shape, form.strides, strict=True)]
+    return sum(distances) + form.element.itemsize
+
+
+def _check_has_memory(tensor: Any, form: Form, start: int, nbytes: int) -> None:
+    """Fake tensors have no memory, and a storage may be smaller than its tensors, such as one resized to 0."""
+    span = _span(form)
+    if span and not start:
+        raise KvbmTypeError(f"is a {type(tensor).__name__} without memory, expected a tensor with a storage")
+    if span:
+        offset = tensor.storage_offset() * form.element.itemsize
+        raise KvbmValueError(f"needs {offset + span} bytes, and its storage has {nbytes}")
 
 
 def _cuda_array_interface(obj: Any) -> dict[str, Any] | None:
@@ -160,27 +197,40 @@ def _cuda_array_interface(obj: Any) -> dict[str, Any] | None:
         interface: dict[str, Any] = obj.__cuda_array_interface__
     except AttributeError:
         return None
-    except Exception:
+    except Exception as error:
         # JAX has it, and raises errors of its own for bf16; through DLPack it gives that as well.
         if hasattr(obj, "__dlpack__"):
             return None
-        raise
+        raise KvbmTypeError(f"has a __cuda_array_interface__ that fails: {error}") from error
     return interface
 
 
 def _describe_cuda_array(obj: Any, interface: dict[str, Any]) -> Array:
-    if interface.get("mask") is not None:
-        raise KvbmTypeError("is a masked array")
-    address, readonly = interface["data"]
-    shape = tuple(interface["shape"])
-    element = _numpy_element(np.dtype(interface["typestr"]))
-    strides = interface.get("strides")
-    if strides is None:
-        strides = contiguous_strides(shape, element.itemsize)
+    try:
+        if interface.get("mask") is not None:
+            raise KvbmTypeError("is a masked array")
+        pointer, readonly = interface["data"]
+        address = operator.index(pointer or 0)
+        shape = tuple(map(operator.index, interface["shape"]))
+        typestr = interface["typestr"]
+        if not isinstance(typestr, str):  # NumPy takes None for float64.
+            raise TypeError(f"typestr is {typestr!r}")
+        element = _numpy_element(np.dtype(typestr))
+        given = interface.get("strides")
+        strides = contiguous_strides(shape, element.itemsize) if given is None else tuple(map(operator.index, given))
+    except KvbmError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise KvbmTypeError(f"has a malformed __cuda_array_interface__: {error!r}") from None
+    if len(strides) != len(shape) or min(shape, default=0) < 0 or not 0 <= address < 1 << 63:
+        raise KvbmValueError(
+            f"has a __cuda_array_interface__ with address {address}, shape {list(shape)} and strides {list(strides)}, "
+            "which describe no array"
+        )
     device = obj.__dlpack_device__()[1] if hasattr(obj, "__dlpack_device__") else 0
     library = "cupy" if type(obj).__module__.split(".")[0] == "cupy" else ""
-    form = Form(shape, tuple(strides), element, int(device), library)
-    return Array(address or 0, form, readonly or _is_constant(obj), obj)
+    form = Form(shape, strides, element, int(device), library)
+    return Array(address, form, bool(readonly) or _is_constant(obj), obj)
 
 
 def _describe_dlpack(obj: Any) -> Array:
@@ -234,7 +284,7 @@ def device_name(device: int | None) -> str:
     return "cpu" if device is None else f"cuda:{device}"
 
 
-class Memory:
+class Memory(Uncopied):
     """What has to be known of the arrays of one side of a copy, beside where they lie.
 
     ``owners`` keep them alive, and ``host_owners`` are those of them in host memory. ``places`` are the libraries and

@@ -232,7 +232,9 @@ class BlockAllocator:
     def lookup(self, digests: Sequence[bytes]) -> list[int]:
         """The blocks registered under the first of these hashes, up to one that is not; each gets a reference."""
         found = []
-        for digest in digests:
+        for i, digest in enumerate(digests):
+            if not isinstance(digest, bytes):
+                raise KvbmTypeError(f"digests[{i}] is {digest!r}, expected bytes")
             block = self._block_of_hash.get(digest)
             if block is None:
                 break

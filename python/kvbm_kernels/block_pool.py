@@ -7,7 +7,7 @@ from typing import Any, Literal, SupportsIndex, TypeAlias
 from kvbm_kernels.block_allocator import BlockAllocator
 from kvbm_kernels.blocks import BlockStack
 from kvbm_kernels.dtypes import DTypeLike
-from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
+from kvbm_kernels.errors import KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.kv_arrays import ArrayMaker, as_arrays
 from kvbm_kernels.kv_dtypes import KvDtypeLike, KvFp16
 from kvbm_kernels.kv_rows import Rows, RowSpec
@@ -17,7 +17,7 @@ from kvbm_kernels.views import BlockIds
 Part: TypeAlias = Literal["kv", "k", "v"]
 
 
-class BlockPool:
+class BlockPool(Uncopied):
     """``num_blocks`` blocks of ``block_size`` tokens for all layers of a model, and the allocator that hands them out.
 
     ``k`` and ``v`` are arrays ``[num_layers, num_blocks, num_kv_heads, block_size, head_dim]``, with heads and tokens

@@ -89,6 +89,9 @@ class ContiguousKvCache(KvCache):
     def _room(self) -> int:
         return self.capacity
 
+    def _check_writable(self, start: int, stop: int) -> None:
+        pass
+
     def _make_room(self, start: int, stop: int) -> Rows | None:
         if stop > self.max_capacity:
             raise CapacityError(stop, self.max_capacity)

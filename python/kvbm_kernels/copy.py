@@ -6,7 +6,7 @@ from typing import Any, SupportsIndex
 
 from kvbm_kernels._native import check, ffi, lib
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
-from kvbm_kernels.layouts import as_count
+from kvbm_kernels.layouts import as_c_int
 from kvbm_kernels.overlap import repeated_block, rows_collide, share_bytes
 from kvbm_kernels.streams import StreamLike, launch
 from kvbm_kernels.views import View
@@ -48,7 +48,7 @@ def copy_blocks(
     if not isinstance(dst, View) or not isinstance(src, View):
         name, wrong = ("src", src) if isinstance(dst, View) else ("dst", dst)
         raise KvbmTypeError(f"{name} is a {type(wrong).__name__}, expected a view")
-    threads = as_count(num_threads, "num_threads", 0)
+    threads = as_c_int(num_threads, "num_threads", 0)
     options = ffi.NULL if max_sms is None else _options(max_sms)
     copy_views(dst, src, stream, "dst", "src", threads, options)
 
@@ -101,5 +101,5 @@ def _mismatch(dst: View, src: View, dst_name: str, src_name: str) -> KvbmError:
 
 
 def _options(max_sms: SupportsIndex) -> Any:
-    count = as_count(max_sms, "max_sms", 1)
+    count = as_c_int(max_sms, "max_sms", 1)
     return ffi.new("kvbm_kernels_copy_options *", (ffi.sizeof("kvbm_kernels_copy_options"), count))

@@ -7,6 +7,8 @@ failed with the work already begun.
 
 from __future__ import annotations
 
+from typing import NoReturn, SupportsIndex
+
 
 class KvbmError(Exception):
     """What every exception of this package derives from; never raised itself."""
@@ -47,3 +49,15 @@ class CudaError(KvbmError, RuntimeError):
     def __reduce__(self) -> tuple[type[CudaError], tuple[str, int, str]]:
         # The default would call the constructor with the message alone, and fail in whoever unpickles it.
         return type(self), (str(self), self.code, self.name)
+
+
+class Uncopied:
+    """Base of what refers to memory that a copy would not keep alive: ``copy`` and ``pickle`` refuse it."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise KvbmTypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: it refers to memory of this process; make another "
+            "from the same arrays, or copy what it holds"
+        )

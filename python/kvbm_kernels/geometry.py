@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbm_kernels._native import ffi
+from kvbm_kernels.errors import Uncopied
 
 Addresses: TypeAlias = npt.NDArray[np.int64]
 
@@ -33,7 +34,7 @@ class PerIndex(NamedTuple):
 _ORIGIN = PerIndex()
 
 
-class Geometry:
+class Geometry(Uncopied):
     """The rows (i, l, o, t, h) of blocks, each ``row_nbytes`` long, starting at
 
     ``bases[id*steps.block + l*steps.layer + o*steps.outer] + offset + id*strides.block + l*strides.layer + ...``
@@ -52,6 +53,7 @@ class Geometry:
         "cannot_collide",
         "extents",
         "first",
+        "has_repeats",
         "ids",
         "offset",
         "root",
@@ -85,6 +87,7 @@ class Geometry:
         # What overlap.py found out.
         self.bounds: tuple[int, int] | None = None
         self.cannot_collide: bool | None = None
+        self.has_repeats: bool | None = None
         self.apart_from: weakref.WeakSet[Geometry] | None = None
         self._c_view: Any = None
         self._c_shape: Any = None

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvbm_kernels.arrays import ArrayLike
 from kvbm_kernels.block_allocator import OutOfBlocks
-from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
+from kvbm_kernels.errors import KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.layouts import Layout, as_count
 from kvbm_kernels.paged_cache import Csr, PagedKvCache, csr_of
 
@@ -23,7 +23,7 @@ class BatchTables(NamedTuple):
     """u32 ``[batch]``."""
 
 
-class KvBatch:
+class KvBatch(Uncopied):
     """Paged caches of one pool, no cache twice: a batch of a decode step.
 
     Raises KvbmTypeError and KvbmValueError for anything else.

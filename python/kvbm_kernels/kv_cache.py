@@ -10,7 +10,7 @@ import numpy as np
 
 from kvbm_kernels.arrays import ArrayLike
 from kvbm_kernels.dtypes import DTypeLike
-from kvbm_kernels.errors import KvbmValueError
+from kvbm_kernels.errors import KvbmValueError, Uncopied
 from kvbm_kernels.kv_arrays import ArrayMaker, as_arrays
 from kvbm_kernels.kv_dtypes import KvDtypeLike, KvFp16
 from kvbm_kernels.kv_layer import LayerCache
@@ -37,7 +37,7 @@ class CapacityError(KvbmValueError):
         return type(self), (self.needed, self.capacity)
 
 
-class KvCache(abc.ABC):
+class KvCache(Uncopied, abc.ABC):
     """K and V of one sequence, for all layers of a model; made by :meth:`contiguous` or :meth:`paged`.
 
     The fields are those that the cache of one layer has in an engine. ``k`` and ``v`` have a dimension for the layers
@@ -223,13 +223,15 @@ class KvCache(abc.ABC):
     def advance(self, n: SupportsIndex) -> None:
         """Count ``n`` more tokens in all layers, written by someone else, such as a kernel of the engine.
 
-        They need room that :meth:`reserve` made. Raises KvbmValueError for more than that.
+        They need room that :meth:`reserve` made. Raises KvbmValueError for more than that, and where they would lie in
+        a block that others have too, or that is registered.
         """
         self._check_usable()
         start = self._even_len("advance")
         stop = start + as_count(n, "n", 0)
         if stop > self._room():
             raise KvbmValueError(f"n is {stop - start}, expected at most {self._room() - start}: reserve comes first")
+        self._check_writable(start, stop)
         self._set_lens((0, self.num_layers), stop)
 
     def truncate(self, n: SupportsIndex) -> None:
@@ -300,6 +302,10 @@ class KvCache(abc.ABC):
     @abc.abstractmethod
     def _room(self) -> int:
         """Tokens there is room for without taking anything more."""
+
+    @abc.abstractmethod
+    def _check_writable(self, start: int, stop: int) -> None:
+        """Raise KvbmValueError if writing these tokens, which there is room for, would change what others see."""
 
     @abc.abstractmethod
     def _make_room(self, start: int, stop: int) -> Any:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kvbm_kernels.arrays import ArrayLike
 from kvbm_kernels.dtypes import DTypeLike
+from kvbm_kernels.errors import Uncopied
 from kvbm_kernels.kv_dtypes import KvDtypeLike
 from kvbm_kernels.layouts import Layout
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 CacheT = TypeVar("CacheT", bound="KvCache", covariant=True)
 
 
-class LayerCache(Generic[CacheT]):
+class LayerCache(Uncopied, Generic[CacheT]):
     """One layer of a cache, under the names of the cache. It keeps nothing of its own."""
 
     __slots__ = ("_layer", "cache")

@@ -65,6 +65,7 @@ def _parts(num_rows: int, head_dim: int) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
+@np.errstate(all="ignore")
 def _encode(x: Floats, dtype: DType, scale: DType, rows: Bytes) -> None:
     head_dim = x.shape[-1]
     limit = _INT8_LIMIT if dtype is DType.INT8 else _FP8_LIMIT
@@ -94,6 +95,7 @@ def decode(rows: Bytes, head_dim: int, dtype: DType, scale: DType) -> Floats:
     return numbers.reshape(*rows.shape[:-1], head_dim)
 
 
+@np.errstate(all="ignore")
 def _decode(rows: Bytes, head_dim: int, dtype: DType, scale: DType) -> Floats:
     kept = np.ascontiguousarray(rows[..., scale_offset(head_dim, scale) :]).view(_CARRIERS[scale])
     codes = rows[..., :head_dim]
@@ -111,7 +113,7 @@ def _fp8_codes(x: Floats) -> Bytes:
     rounded = (magnitude + np.uint32(0x7FFFF) + ((magnitude >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20)
     normal = np.minimum(rounded, np.uint32(0x7E + (120 << 3))) - np.uint32(120 << 3)
     # Below 2**-6 numbers are multiples of 2**-9.
-    small = np.rint(np.abs(x) * np.float32(512))
+    small = np.rint(np.minimum(np.abs(x), np.float32(1)) * np.float32(512))
     codes = np.where(magnitude < np.uint32((127 - 6) << 23), small.astype(np.uint32), normal)
     encoded: Bytes = (codes | (bits >> np.uint32(24) & np.uint32(0x80))).astype(np.uint8)
     return encoded

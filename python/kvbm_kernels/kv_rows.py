@@ -12,12 +12,12 @@ from kvbm_kernels.arrays import Expected, Group, Memory, describe, gather
 from kvbm_kernels.blocks import BlockStack
 from kvbm_kernels.copy import copy_views
 from kvbm_kernels.dtypes import DType, DTypeLike, as_dtype
-from kvbm_kernels.errors import KvbmError, KvbmIndexError, KvbmMemoryError, KvbmTypeError, KvbmValueError
+from kvbm_kernels.errors import KvbmError, KvbmIndexError, KvbmMemoryError, KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.geometry import Geometry, PerIndex
 from kvbm_kernels.kv_arrays import ArrayMaker
 from kvbm_kernels.kv_dtypes import KvDtypeLike, as_kv_dtype
 from kvbm_kernels.kv_quant import FLOATS, decode, encode, float_type, numbers_of, put_numbers, row_size, scale_offset
-from kvbm_kernels.layouts import BlockShape, Layout, as_count
+from kvbm_kernels.layouts import BlockShape, Layout, as_count, as_integer
 from kvbm_kernels.overlap import share_bytes
 
 
@@ -89,9 +89,9 @@ class RowSpec(NamedTuple):
         """The layers that an argument ``layer`` stands for, None for all. Raises KvbmIndexError."""
         if layer is None:
             return 0, self.num_layers
-        if isinstance(layer, bool) or not hasattr(layer, "__index__"):
+        number = as_integer(layer)
+        if number is None:
             raise KvbmTypeError(f"layer is {layer!r}, expected an integer or None")
-        number = layer.__index__()
         if not 0 <= number < self.num_layers:
             raise KvbmIndexError(f"layer is {number}, expected 0 to {self.num_layers - 1}")
         return number, number + 1
@@ -119,7 +119,7 @@ def _expected_rows(nl: int | None, order: Layout, nh: int, dim: int, symbol: str
     return Expected(" ".join(name for name, _ in dims), tuple(extent for _, extent in dims), dtype)
 
 
-class Rows:
+class Rows(Uncopied):
     """The K and V of ``num_blocks`` blocks of ``block_size`` tokens, all layers.
 
     ``k`` and ``v`` are arrays ``[num_layers, num_blocks, num_kv_heads, block_size, head_dim]`` for HND, or with heads
@@ -346,7 +346,8 @@ def _at_slots(stored: BlockStack, slots: Sequence[tuple[int, int]]) -> BlockStac
     """Single tokens, each as a block: blocks are counted in steps from one token to the next of a head."""
     whole = stored.geometry
     stride = whole.strides.token
-    per_block = whole.strides.block // stride if stride else 1
+    # A single block has no stride.
+    per_block = max(whole.strides.block // stride, whole.extents.token) if stride else 1
     geometry = Geometry(
         whole.bases,
         whole.steps,

@@ -6,7 +6,9 @@ import operator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
+
+import numpy as np
 
 from kvbm_kernels._native import lib
 from kvbm_kernels.dtypes import DType, DTypeLike, as_dtype
@@ -46,16 +48,34 @@ def as_count(value: SupportsIndex, name: str, least: int) -> int:
 
     Raises KvbmTypeError and KvbmValueError.
     """
-    if not isinstance(value, bool):
-        try:
-            number = operator.index(value)
-        except TypeError:
-            pass
-        else:
-            if number >= least:
-                return number
-            raise KvbmValueError(f"{name} is {number}, expected {least} or more")
-    raise KvbmTypeError(f"{name} is {value!r}, expected an integer")
+    number = value if type(value) is int else as_integer(value)
+    if number is None:
+        raise KvbmTypeError(f"{name} is {value!r}, expected an integer")
+    if number < least:
+        raise KvbmValueError(f"{name} is {number}, expected {least} or more")
+    return number
+
+
+def as_c_int(value: SupportsIndex, name: str, least: int) -> int:
+    """As as_count(), for what the library takes as an ``int``."""
+    number = as_count(value, name, least)
+    if number >= 1 << 31:
+        raise KvbmValueError(f"{name} is {number}, expected less than 2**31")
+    return number
+
+
+def as_integer(value: object) -> int | None:
+    """The integer that an object stands for; None for bools, floats, arrays with dimensions and all else."""
+    if isinstance(value, np.integer):
+        return int(value)
+    # PyTorch takes tensors of bools, and of one element in several dimensions, for indices.
+    of_array: Any = getattr(value, "ndim", 0), getattr(value, "dtype", "")
+    if isinstance(value, bool) or of_array[0] or str(of_array[1]).endswith("bool"):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 @lru_cache(maxsize=256)

@@ -18,7 +18,7 @@ from kvbm_kernels.geometry import Addresses, Geometry, PerIndex
 def repeated_block(rows: Geometry) -> tuple[int, int, int] | None:
     """A block that is there twice, if one is: its id, and the first two places it has."""
     ids = rows.ids
-    if ids is None or len(set(ids.tolist())) == len(ids):
+    if ids is None or not _has_repeats(rows):
         return None
     order = np.argsort(ids, kind="stable")
     twice = int(np.flatnonzero(np.diff(ids[order]) == 0)[0])
@@ -27,13 +27,20 @@ def repeated_block(rows: Geometry) -> tuple[int, int, int] | None:
 
 def rows_collide(rows: Geometry) -> bool:
     """Whether two rows, each of them named once, share a byte."""
-    ids = rows.ids
-    if ids is not None and len(ids) > 1 and len(set(ids.tolist())) < len(ids):
+    if _has_repeats(rows):
         return True
     if _cannot_collide(rows.root) or _cannot_collide(rows):
         return False
     starts, nbytes = _runs(rows)
     return not _gaps_are_at_least(starts, nbytes)
+
+
+def _has_repeats(rows: Geometry) -> bool:
+    """Whether the ids name a block twice."""
+    if rows.has_repeats is None:
+        ids = rows.ids
+        rows.has_repeats = ids is not None and len(ids) > 1 and len(set(ids.tolist())) < len(ids)
+    return rows.has_repeats
 
 
 def share_bytes(rows: Geometry, others: Geometry) -> bool:

@@ -126,7 +126,9 @@ class PagedKvCache(KvCache):
     def slot_mapping(self, start: SupportsIndex, n: SupportsIndex) -> Any:
         """Where the ``n`` tokens from ``start`` on lie: block times block_size plus the place in the block, int64.
 
-        The tokens may be ones to come, if they are reserved. Raises KvbmIndexError for others.
+        The tokens may be ones to come, to be written there, if they are reserved. Raises KvbmIndexError for those the
+        cache's blocks have no room for, and KvbmValueError for those to come in a block that others have too, or that
+        is registered: :meth:`reserve` makes room in blocks of this cache alone.
         """
         first, count = as_count(start, "start", 0), as_count(n, "n", 0)
         if first + count > self._room():
@@ -134,6 +136,7 @@ class PagedKvCache(KvCache):
                 f"slot_mapping({first}, {count}) ends at {first + count}, expected at most {self._room()}: "
                 "what the cache's blocks have room for"
             )
+        self._check_writable(max(first, self.len), first + count)
         positions = np.arange(first, first + count)
         blocks, tokens = np.divmod(positions, self.block_size)
         return self._rows().arrays.table(self._table[blocks].astype(np.int64) * self.block_size + tokens)
@@ -259,6 +262,18 @@ class PagedKvCache(KvCache):
         held = self._changed(start, stop)
         references = self.pool.allocator.refcount
         return [i for i in held if references(self._blocks[i]) > 1]
+
+    def _check_writable(self, start: int, stop: int) -> None:
+        allocator = self.pool.allocator
+        # Nothing is to be written where the tokens are all there.
+        for i in self._changed(start, max(start, stop)):
+            block = self._blocks[i]
+            if not allocator.is_writable(block):
+                why = "others have too" if allocator.refcount(block) > 1 else "is registered"
+                raise KvbmValueError(
+                    f"token {max(start, i * self.block_size)} would be written to block {block}, which "
+                    f"{why}: reserve comes first"
+                )
 
     def _missing(self, start: int, stop: int) -> int:
         """Blocks that _make_room() would take. Raises CapacityError."""

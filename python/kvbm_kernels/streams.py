@@ -71,7 +71,11 @@ def as_handle(stream: Any) -> int:
     if hasattr(stream, "__cuda_stream__"):
         # Early producers made it an attribute.
         protocol = stream.__cuda_stream__
-        handle = (protocol() if callable(protocol) else protocol)[1]
+        pair = protocol() if callable(protocol) else protocol
+        try:
+            handle = pair[1]
+        except (TypeError, LookupError):
+            raise KvbmTypeError(f"stream has {pair!r} as __cuda_stream__, expected a version and a handle") from None
     elif hasattr(stream, "cuda_stream"):
         handle = stream.cuda_stream
     elif hasattr(stream, "ptr"):

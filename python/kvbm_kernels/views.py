@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
@@ -12,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbm_kernels.arrays import Form, Group, Memory
-from kvbm_kernels.errors import KvbmIndexError, KvbmTypeError, KvbmValueError
+from kvbm_kernels.errors import KvbmIndexError, KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.geometry import Addresses, Geometry, PerIndex
-from kvbm_kernels.layouts import BlockShape, Layout, as_count
+from kvbm_kernels.layouts import BlockShape, Layout, as_count, as_integer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 BlockIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
-class View:
+class View(Uncopied):
     """Blocks of one shape in one layout: what :func:`kvbm_kernels.copy_blocks` reads and writes.
 
     ``len(view)`` is the number of blocks. ``shape`` is the :class:`BlockShape` of each, ``layout`` the order inside a
-    chunk, or None for universal blocks. The arrays live at least as long as the view. Its other attributes are for this
-    package alone.
+    chunk, or None for universal blocks. The arrays live at least as long as the view, which can be neither copied nor
+    pickled. Its other attributes are for this package alone.
     """
 
     __slots__ = ("geometry", "layout", "memory", "shape")
@@ -36,6 +35,9 @@ class View:
     layout: Layout | None
     geometry: Geometry
     memory: Memory
+
+    def __init__(self) -> None:
+        raise KvbmTypeError(f"{type(self).__name__} is no layout, expected BlockStack or another kind of view")
 
     def __len__(self) -> int:
         return self.geometry.num_blocks
@@ -144,10 +146,9 @@ def _rows_of(axes: str, form: Form, shape: BlockShape, num_tables: int) -> tuple
 
 
 def _as_range(what: str, start: SupportsIndex, stop: SupportsIndex, count: int) -> tuple[int, int]:
-    try:
-        first, end = operator.index(start), operator.index(stop)
-    except TypeError:
-        raise KvbmTypeError(f"{what}({start!r}, {stop!r}), expected two integers") from None
+    first, end = as_integer(start), as_integer(stop)
+    if first is None or end is None:
+        raise KvbmTypeError(f"{what}({start!r}, {stop!r}), expected two integers")
     if not 0 <= first < end <= count:
         raise KvbmIndexError(f"{what}({first}, {end}), expected 0 <= start < stop <= {count}")
     return first, end
@@ -155,40 +156,51 @@ def _as_range(what: str, start: SupportsIndex, stop: SupportsIndex, count: int) 
 
 def _as_ids(ids: Any, count: int) -> Addresses:
     if isinstance(ids, slice):
-        return np.arange(*ids.indices(count), dtype=np.int64)
+        try:
+            return np.arange(*ids.indices(count), dtype=np.int64)
+        except TypeError:
+            raise KvbmTypeError(f"block ids are {ids!r}, expected a slice of integers") from None
+        except ValueError as error:
+            raise KvbmValueError(f"block ids are {ids!r}: {error}") from None
     found = _ids_of_numbers(ids) if isinstance(ids, list | tuple | range) else _ids_of_array(ids)
     if found.size and (found.min() < 0 or found.max() >= count):
         wrong = found[(found < 0) | (found >= count)][0]
-        raise KvbmIndexError(f"block id {wrong}, expected 0 to {count - 1}: the view has {count} blocks")
+        expected = f"0 to {count - 1}: the view has {count} blocks" if count else "none: the view has no blocks"
+        raise KvbmIndexError(f"block id {wrong}, expected {expected}")
     # A copy even so, for the caller's table may change later.
     return found.astype(np.int64)
 
 
 def _ids_of_numbers(ids: Sequence[Any]) -> npt.NDArray[Any]:
     # NumPy alone would take True for 1, and turn a list with one float in it into floats.
+    numbers: list[int] | Sequence[int] = ids
     if not set(map(type, ids)) <= {int}:
-        for i, number in enumerate(ids):
-            if isinstance(number, bool | np.bool_) or not hasattr(number, "__index__"):
-                raise KvbmTypeError(f"block ids [{i}] is {number!r}, expected an integer")
+        numbers = []
+        for i, each in enumerate(ids):
+            number = as_integer(each)
+            if number is None:
+                raise KvbmTypeError(f"block ids [{i}] is {each!r}, expected an integer")
+            numbers.append(number)
     try:
-        return np.array(ids, dtype=np.int64)
+        return np.array(numbers, dtype=np.int64)
     except OverflowError:
-        wrong = next(number for number in ids if not -(1 << 63) <= number < 1 << 63)
+        wrong = next(number for number in numbers if not -(1 << 63) <= number < 1 << 63)
         raise KvbmIndexError(f"block id {wrong} is out of range") from None
 
 
 def _ids_of_array(ids: Any) -> npt.NDArray[Any]:
-    if isinstance(ids, int) and not isinstance(ids, bool):
-        return _ids_of_numbers([ids])
+    number = None if hasattr(ids, "__len__") else as_integer(ids)
+    if number is not None:
+        return _ids_of_numbers([number])
     # NumPy would make an array of objects of these.
-    if isinstance(ids, str | bytes | set | frozenset | dict) or not (
-        hasattr(ids, "__len__") or hasattr(ids, "__index__")
-    ):
+    if isinstance(ids, str | bytes | set | frozenset | dict) or not hasattr(ids, "__len__"):
         raise KvbmTypeError(f"block ids are a {type(ids).__name__}, expected an integer, a slice, a list or an array")
     try:
         array = np.asarray(ids)
     except (TypeError, ValueError, RuntimeError) as error:
         raise KvbmTypeError(f"block ids are a {type(ids).__name__}: {error}") from None
+    if isinstance(ids, np.ma.MaskedArray):
+        raise KvbmTypeError("block ids are a masked array, expected all of them")
     if array.dtype.kind not in "iu":
         hint = "; numpy.flatnonzero makes ids of a mask" if array.dtype.kind == "b" else ""
         raise KvbmTypeError(f"block ids have dtype {array.dtype}, expected integers{hint}")
