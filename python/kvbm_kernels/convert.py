@@ -1,5 +1,6 @@
-"""The documented conversions under their C names, on plain lists of arrays.
+"""Conversions between block stacks and universal or operational blocks, on plain lists of arrays.
 
+The two with universal blocks have the names of the C API; as everywhere in this package, what is written comes first.
 Sizes come from the arrays. :func:`kvbm_kernels.copy_blocks` does the same between views that are made once and used
 often, and for every other pair of layouts.
 """
@@ -7,6 +8,7 @@ often, and for every other pair of layouts.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -93,6 +95,9 @@ _block_shape = lru_cache(maxsize=256)(BlockShape)
 
 _POINTERS = ffi.typeof("void *const[]")
 
+# Up to so many ranges, asking for each costs less than NumPy's set-up.
+_FEW = 32
+
 # Stands for the blocks of empty lists, of which there are none.
 _NO_SHAPE = BlockShape(1, 1, 1, 1, 1, "uint8")
 
@@ -147,7 +152,14 @@ def _are_apart(starts: list[int], nbytes: int, others: list[int], other_nbytes: 
         return False
     if ordered[-1] + nbytes <= min(others) or max(others) + other_nbytes <= ordered[0]:
         return True
-    return not ranges_meet(np.array(starts), nbytes, np.array(others), other_nbytes)
+    if len(others) > _FEW:
+        return not ranges_meet(np.array(starts), nbytes, np.array(others), other_nbytes)
+    for other in others:
+        # Of the ranges that start before this one ends, the last is the only one that can reach into it.
+        at = bisect_left(ordered, other + other_nbytes)
+        if at and ordered[at - 1] + nbytes > other:
+            return False
+    return True
 
 
 @lru_cache(maxsize=256)
