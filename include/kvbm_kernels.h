@@ -372,10 +372,10 @@ KVBM_KERNELS_API int kvbm_kernels_copy_blocks(const kvbm_kernels_view *dst, cons
 /*
  * Host functions: the same work on host memory by the calling thread and helpers
  *
- * They do real work in both builds, and have finished when they return. num_threads is the number of threads to use,
- * the caller's among them; 0 lets the library choose from the amount of data and the processors this process may run
- * on; negative is an invalid value. A thread that cannot be started is done without. All memory is ordinary host
- * memory (pinned memory is fine) and needs no alignment.
+ * They do real work in both builds, and have finished when they return. num_threads is the number of threads to use, 64
+ * at most, the caller's among them; 0 lets the library choose from the amount of data and the processors this process
+ * may run on; negative is an invalid value. A thread that cannot be started is done without. All memory is ordinary
+ * host memory (pinned memory is fine) and needs no alignment.
  */
 
 /* kvbm_kernels_copy_blocks for host memory. */

@@ -33,7 +33,7 @@ void move_any(const Rows &rows) {
 
 bool has_avx2() { return __builtin_cpu_supports("avx2"); }
 
-struct Line {
+struct LineSse2 {
   static void copy(char *dst, const char *src) {
     for (int i = 0; i < 4; ++i) stream16(dst + 16 * i, src + 16 * i);
   }
@@ -53,7 +53,7 @@ MoveRows choose_vectors(size_t) { return move_any; }
 
 #ifdef __x86_64__
 
-MoveRows choose_streaming() { return has_avx2() ? stream_avx2 : stream_rows<Line>; }
+MoveRows choose_streaming() { return has_avx2() ? stream_avx2 : stream_rows<LineSse2>; }
 void end_streaming() { _mm_sfence(); }
 
 #else

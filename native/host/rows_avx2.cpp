@@ -13,7 +13,7 @@ namespace {
 
 __m256i load32(const char *from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)); }
 
-struct Line {
+struct LineAvx2 {
   // Both halves are loaded before either is stored, so that the line leaves the write buffer in one piece.
   static void copy(char *dst, const char *src) {
     const __m256i low = load32(src), high = load32(src + 32);
@@ -24,7 +24,7 @@ struct Line {
 
 }  // namespace
 
-void stream_avx2(const Rows &rows) { stream_rows<Line>(rows); }
+void stream_avx2(const Rows &rows) { stream_rows<LineAvx2>(rows); }
 
 void move_avx2(const Rows &rows) {
   const auto copy32 = [](char *to, const char *from) {
