@@ -184,6 +184,10 @@ KVBM_KERNELS_API const char *kvbm_kernels_last_error_message(void);
  * which reach the link's speed, and leaves the rest to the model beside it. What lies behind pointers in device memory
  * the library cannot see: with tables there it takes the copy to stay on the device. Tables in pinned memory,
  * kvbm_kernels_memcpy_batch and kvbm_kernels_copy_blocks do not have that limit.
+ *
+ * A kernel reaches memory of another device only with access to it: where a table that the library can read names
+ * such memory, access is enabled as by cudaDeviceEnablePeerAccess and stays so, and memory without a way there is an
+ * invalid value. What device tables name is for the caller to make reachable.
  */
 
 /*

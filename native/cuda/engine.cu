@@ -1,6 +1,7 @@
 // Copies between views: a plan becomes launches whose parameters carry the address tables.
 #include "engine.h"
 #include "launch.h"
+#include "peer.h"
 #include "status.h"
 #include "tables.h"
 
@@ -299,16 +300,26 @@ class Copy {
 };
 
 // Where a side's rows are, judged by its first: a hint, but one that keeps a kernel off memory it cannot reach.
-Memory::Kind kind_of(const Driver &driver, const Side &side, Tables tables) {
+struct Place {
+  uintptr_t address;  // that was asked about
+  Memory memory;
+};
+
+Place place_of(const Driver &driver, const Side &side, Tables tables) {
+  const auto at = [&](const void *pointer) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+    return Place{address, memory_at(driver, address)};
+  };
   if (tables == Tables::kDeviceVisible) {
-    const Memory table = memory_at(driver, reinterpret_cast<uintptr_t>(side.bases));
+    const Place table = at(side.bases);
     // In device memory only the kernel sees the pointers; then they are taken to be of device memory too.
-    if (table.kind != Memory::kHost) return table.kind;
+    if (table.memory.kind != Memory::kHost) return table;
     // In pinned memory they may not have been written yet: whatever is there, the driver can be asked about it.
-    const Memory::Kind kind = memory_at(driver, reinterpret_cast<uintptr_t>(side.address(0, 0, 0))).kind;
-    return kind == Memory::kPageable ? Memory::kDevice : kind;
+    Place rows = at(side.address(0, 0, 0));
+    if (rows.memory.kind == Memory::kPageable) rows.memory.kind = Memory::kDevice, rows.memory.device = -1;
+    return rows;
   }
-  return memory_at(driver, reinterpret_cast<uintptr_t>(side.address(0, 0, 0))).kind;
+  return at(side.address(0, 0, 0));
 }
 
 // Where an item lies as close together on both sides, as a chunk in two orders does, a tile is best read in one piece:
@@ -338,14 +349,16 @@ int copy(const char *fn, const Plan &plan, Tables tables, int max_sms, kvbm_kern
   const StreamContext context(d, stream);
   if (context.status()) return fail(context.status(), fn, "the stream's device cannot be used");
 
-  const Memory::Kind src = kind_of(d, plan.src, tables), dst = kind_of(d, plan.dst, tables);
-  if ((src == Memory::kPageable || dst == Memory::kPageable) && !reads_pageable_memory(d, context.device())) {
+  const Place src = place_of(d, plan.src, tables), dst = place_of(d, plan.dst, tables);
+  const bool src_is_pageable = src.memory.kind == Memory::kPageable;
+  if ((src_is_pageable || dst.memory.kind == Memory::kPageable) && !reads_pageable_memory(d, context.device())) {
     return fail(KVBM_KERNELS_ERROR_INVALID_VALUE, fn,
                 "the %s%s is ordinary host memory, expected device memory or pinned host memory",
-                src == Memory::kPageable ? "source" : "destination",
-                tables == Tables::kDeviceVisible ? "'s pointer table" : "");
+                src_is_pageable ? "source" : "destination", tables == Tables::kDeviceVisible ? "'s pointer table" : "");
   }
-  const Budget budget = choose_budget(src != Memory::kDevice, dst != Memory::kDevice, max_sms);
+  if (int status = reach(fn, "source", d, context, src.memory, src.address)) return status;
+  if (int status = reach(fn, "destination", d, context, dst.memory, dst.address)) return status;
+  const Budget budget = choose_budget(src.memory.kind != Memory::kDevice, dst.memory.kind != Memory::kDevice, max_sms);
   return run(fn, d, context, tables, budget, stream, plan);
 }
 

@@ -43,12 +43,16 @@ int find_all(Driver *d) {
   if (int status = find("cuCtxPushCurrent", kVersion, &d->ctx_push_current)) return status;
   if (int status = find("cuCtxPopCurrent", kVersion, &d->ctx_pop_current)) return status;
   if (int status = find("cuCtxGetDevice", kVersion, &d->ctx_get_device)) return status;
+  if (int status = find("cuCtxEnablePeerAccess", kVersion, &d->ctx_enable_peer_access)) return status;
   if (int status = find("cuDeviceGetAttribute", kVersion, &d->device_get_attribute)) return status;
   if (int status = find("cuLaunchKernelEx", kVersion, &d->launch_kernel)) return status;
   if (int status = find("cuMemcpyAsync", kVersion, &d->memcpy_async)) return status;
   if (int status = find("cuPointerGetAttributes", kVersion, &d->pointer_get_attributes)) return status;
   if (int status = find("cuStreamGetCtx", kVersion, &d->stream_get_ctx)) return status;
   if (int status = find("cuStreamIsCapturing", kVersion, &d->stream_is_capturing)) return status;
+  if (int status = find("cuThreadExchangeStreamCaptureMode", kVersion, &d->thread_exchange_stream_capture_mode)) {
+    return status;
+  }
 #if CUDART_VERSION >= 12080
   // Asked for by the version whose signature this is: newer drivers still answer to it.
   if (find("cuMemcpyBatchAsync", 12080, &d->memcpy_batch_async)) d->memcpy_batch_async = nullptr;

@@ -40,12 +40,14 @@ struct Driver {
   PFN_cuCtxPushCurrent_v4000 ctx_push_current;
   PFN_cuCtxPopCurrent_v4000 ctx_pop_current;
   PFN_cuCtxGetDevice_v2000 ctx_get_device;
+  PFN_cuCtxEnablePeerAccess_v4000 ctx_enable_peer_access;
   PFN_cuDeviceGetAttribute_v2000 device_get_attribute;
   PFN_cuLaunchKernelEx_v11060 launch_kernel;
   PFN_cuMemcpyAsync_v4000 memcpy_async;
   PFN_cuPointerGetAttributes_v7000 pointer_get_attributes;
   PFN_cuStreamGetCtx_v9020 stream_get_ctx;
   PFN_cuStreamIsCapturing_v10000 stream_is_capturing;
+  PFN_cuThreadExchangeStreamCaptureMode_v10010 thread_exchange_stream_capture_mode;
   MemcpyBatchAsync memcpy_batch_async;  // null where this toolkit or this driver has none
 };
 
@@ -73,7 +75,7 @@ class StreamContext {
 struct Memory {
   enum Kind { kPageable, kHost, kDevice };
   Kind kind;
-  int device;            // of kDevice
+  int device;            // of kDevice; -1 where only that is known
   uintptr_t start, end;  // of the allocation; just the address asked about where the driver knows no more
 
   bool holds(uintptr_t address, size_t nbytes) const {
