@@ -129,12 +129,27 @@ def _torch_stream(handle: int, device: int) -> Any:
 
 def _cupy_mark(cuda: Any, handle: int, device: int | None) -> Callable[[], bool] | None:
     with cuda.Device(device):
-        on = cuda.ExternalStream(handle)
+        on = _cupy_stream(cuda, handle)
         if _captures(on.is_capturing) or _captures(cuda.get_current_stream().is_capturing):
             return None
         event = cuda.Event(disable_timing=True)
         event.record(on)
     return lambda: bool(event.done)
+
+
+class _Handle:
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+def _cupy_stream(cuda: Any, handle: int) -> Any:
+    # CuPy 14 deprecates the one for the other.
+    if hasattr(cuda.Stream, "from_external"):
+        return cuda.Stream.from_external(_Handle(handle))
+    return cuda.ExternalStream(handle)
 
 
 def _captures(is_capturing: Callable[[], bool]) -> bool:
