@@ -1,5 +1,5 @@
-// The seam between the checked API and what moves the bytes. One file per build implements the device side:
-// cuda/engine.cu, or stub.cpp where there is no CUDA.
+// The seam between the checked API and what moves the bytes. cuda/*.cu implement the device side, or stub.cpp where
+// there is no CUDA.
 #pragma once
 
 #include <cstddef>

@@ -136,7 +136,7 @@ def test_unknown_architectures_are_left_out_with_a_warning(tmp_path, toolkit):
 
 def test_nvcc_is_told_what_was_chosen(tmp_path, toolkit):
     summary(setup(tmp_path / "b", CUDA_HOME=str(toolkit), CUDA_ARCHS="90"))
-    (command,) = re.findall(r"COMMAND = (.*engine\.cu.*)", (tmp_path / "b/build.ninja").read_text())
+    (command,) = re.findall(r"COMMAND = (.*copy\.cu.*)", (tmp_path / "b/build.ninja").read_text())
     assert "-gencode=arch=compute_90,code=sm_90 " in command
     assert 'KVBM_CUDA_ARCHS="90"' in command
     assert "--compress-mode=size" in command

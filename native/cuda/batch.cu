@@ -6,7 +6,7 @@
 #include <cerrno>
 
 #include "engine.h"
-#include "launch.h"
+#include "launcher.h"
 #include "status.h"
 #include "tables.h"
 

@@ -2,7 +2,7 @@
 // few bytes.
 #pragma once
 
-#include "params.h"
+#include "widths.h"
 
 namespace kvbm::device {
 
@@ -30,13 +30,6 @@ template <>
 struct Access<2> : Narrow<unsigned short> {};
 template <>
 struct Access<1> : Narrow<unsigned char> {};
-
-struct Tile {
-  const char *src;  // of the item
-  char *dst;
-  uint32_t index, count;  // which tile of its item, and of how many
-  uint32_t nbytes;        // of the item
-};
 
 template <typename P>
 __device__ __forceinline__ uint64_t wide_word(const P &p, uint32_t first, uint32_t i) {
@@ -215,15 +208,11 @@ __device__ __forceinline__ void copy_shifted(const Head &head, const Tile &tile,
 
 // Any tile, by the widest accesses that its item allows.
 __device__ __forceinline__ void copy_any(const Head &head, const Tile &tile, uint32_t lane, uint32_t lanes) {
-  const uint32_t src = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tile.src));
-  const uint32_t dst = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(tile.dst));
-  const uint32_t aligned = __ffs(src | dst | head.alignment) - 1;
-  const uint32_t shifted = __ffs((src - dst) | head.congruence) - 1;
-  const uint32_t segment_nbytes = head.num_inner == 0 ? tile.nbytes : head.segment_nbytes;
-  if (shifted > aligned && shifted >= 2 && segment_nbytes >> shifted >= 2) {
-    copy_shifted(head, tile, lane, lanes, shifted);
+  const Width width = choose_width(head, tile);
+  if (width.shifted) {
+    copy_shifted(head, tile, lane, lanes, width.log2);
   } else {
-    copy_aligned(head, tile, lane, lanes, aligned);
+    copy_aligned(head, tile, lane, lanes, width.log2);
   }
 }
 
@@ -238,13 +227,6 @@ __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-}
-
-// Whether every byte of a tile can move as a whole vector.
-__device__ __forceinline__ bool is_whole(const Head &head, const Tile &tile) {
-  const bool aligned = ((reinterpret_cast<uintptr_t>(tile.src) | reinterpret_cast<uintptr_t>(tile.dst)) & 15) == 0;
-  return aligned && (head.alignment == kVectorNbytes ||
-                     (head.num_inner == 0 && ((tile.index + 1) << head.tile_log2) <= tile.nbytes / kVectorNbytes));
 }
 
 // A CTA a tile, so that its threads share one look-up of the tile's item.
@@ -379,8 +361,7 @@ __global__ void __launch_bounds__(kThreads) gather(const __grid_constant__ P p) 
     if ((head.chain & kChainLate) && index + gridDim.x * groups >= head.num_tiles) let_next_start();
     const Tile tile = find_tile(p, index);
     const uint32_t vector = (tile.index << head.tile_log2) | lane;
-    if ((reinterpret_cast<uintptr_t>(tile.dst) & 15) != 0 ||
-        (reinterpret_cast<uintptr_t>(tile.src) & (head.segment_nbytes - 1)) != 0) {
+    if (!is_gathered(head, tile)) {
       copy_any(head, tile, lane, lanes);
     } else if (vector < tile.nbytes / kVectorNbytes) {
       switch (head.segment_nbytes) {

@@ -1,8 +1,7 @@
-// Launching the kernels.
+// What a launch takes of the GPU: tiles, kernel, CTAs. Arithmetic alone.
 #pragma once
 
 #include "params.h"
-#include "runtime.h"
 
 namespace kvbm::device {
 
@@ -19,7 +18,12 @@ constexpr Budget kLinkWrite{8, 256};
 constexpr uint32_t kFullThreads = 128;
 constexpr uint32_t kBoundedThreads = 512;  // the most a bounded launch can use
 
-Budget choose_budget(bool src_on_host, bool dst_on_host, int max_sms);
+inline Budget choose_budget(bool src_on_host, bool dst_on_host, int max_sms) {
+  const uint32_t limit = static_cast<uint32_t>(max_sms);
+  if (!src_on_host && !dst_on_host) return {limit, limit ? kBoundedThreads : kFullThreads};
+  const Budget enough = src_on_host ? kLinkRead : kLinkWrite;
+  return {limit && limit < enough.max_ctas ? limit : enough.max_ctas, enough.threads};
+}
 
 // How long tiles of items of nbytes are: a CTA's where nothing bounds the launch and they fill it, else up to a warp's.
 inline uint32_t choose_tile_log2(uint64_t nbytes, bool by_cta) {
@@ -37,27 +41,51 @@ inline uint64_t divide_in_tiles(Head &head, uint64_t nbytes) {
   return tiles;
 }
 
-// The launches of one call, on one stream.
-class Launcher {
- public:
-  Launcher(const Driver &driver, const StreamContext &context, kvbm_kernels_stream_t stream)
-      : driver_(driver), context_(context), stream_(stream) {}
+// The kernels of kernel.cuh, and their names there.
+enum class Kernel { kMoveTile, kMove, kGather };
 
-  // num_words of params.words are in use. `more` promises that another launch of this call comes next on the stream:
-  // the two then overlap at their ends, where the device can. Sets params.head.chain.
-  int launch(LargeParams &params, size_t num_words, bool gathers, Budget budget, bool more);
+inline const char *name_of(Kernel kernel) {
+  switch (kernel) {
+    case Kernel::kMoveTile:
+      return "move_tile";
+    case Kernel::kGather:
+      return "gather";
+    default:
+      return "move";
+  }
+}
 
-  // Something else was put on the stream.
-  void interrupt() { chained_ = false; }
+// Few CTAs must have more on the way to hide the same latency.
+constexpr uint32_t kBoundedInFlight = 4;
+constexpr uint32_t kFullInFlight = 2;
 
- private:
-  bool overlaps();
-
-  const Driver &driver_;
-  const StreamContext &context_;
-  kvbm_kernels_stream_t stream_;
-  bool chained_ = false;
-  int overlaps_ = -1;  // not asked yet
+struct Grid {
+  Kernel kernel;
+  uint32_t threads;
+  uint32_t ctas;
 };
+
+inline Grid choose_grid(const Head &head, bool gathers, Budget budget) {
+  const uint32_t groups = budget.threads >> head.tile_log2;
+  Grid grid{Kernel::kMove, budget.threads, 0};
+  uint32_t tiles = groups * (budget.max_ctas ? kBoundedInFlight : kFullInFlight);  // that a CTA takes at a time
+  if (head.tile_log2 == kCtaTileLog2) {
+    grid = {Kernel::kMoveTile, kCtaTileThreads, 0};
+    tiles = 1;
+  } else if (gathers) {
+    grid.kernel = Kernel::kGather;
+    tiles = groups;
+  }
+  grid.ctas = (head.num_tiles - 1) / tiles + 1;
+  if (budget.max_ctas && grid.ctas > budget.max_ctas) grid.ctas = budget.max_ctas;
+  return grid;
+}
+
+// The shortest parameters that hold so many words of tables.
+inline size_t choose_params(size_t num_words) {
+  return num_words <= SmallParams::kWords    ? kSmallParams
+         : num_words <= MediumParams::kWords ? kMediumParams
+                                             : kLargeParams;
+}
 
 }  // namespace kvbm::device

@@ -15,18 +15,6 @@
 
 namespace kvbm::device {
 
-// Kernel parameters hold 32,764 bytes from CUDA 12.1 on (sm_70 and newer), 4 KiB before. A launch costs more the longer
-// they are (5 microseconds, or 15 for the longest), so there are kernels for three lengths: for tables in device
-// memory, for a base a layer and an id a block, and for a pointer a chunk.
-#if CUDART_VERSION >= 12010
-constexpr size_t kLargeParams = 32764;
-constexpr size_t kMediumParams = 8192;
-#else
-constexpr size_t kLargeParams = 4096;
-constexpr size_t kMediumParams = 2048;
-#endif
-constexpr size_t kSmallParams = 640;
-
 #if CUDART_VERSION >= 12080
 using MemcpyBatchAsync = PFN_cuMemcpyBatchAsync_v12080;
 #else

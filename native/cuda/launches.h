@@ -1,7 +1,9 @@
-// Copies between views: a plan becomes launches whose parameters carry the address tables.
+// A plan becomes launches whose parameters carry the address tables. No CUDA is needed to say which: what starts a
+// launch is a parameter.
+#pragma once
+
 #include "engine.h"
 #include "launch.h"
-#include "peer.h"
 #include "status.h"
 #include "tables.h"
 
@@ -168,11 +170,13 @@ class HostSide {
   bool bases_by_block_, in_parts_;
 };
 
-class Copy {
+// Launcher: int launch(LargeParams &params, size_t num_words, bool gathers, Budget budget, bool more), as class
+// Launcher.
+template <typename Launcher>
+class Launches {
  public:
-  Copy(const char *fn, const Driver &driver, const StreamContext &context, Tables tables, Budget budget,
-       kvbm_kernels_stream_t stream)
-      : fn_(fn), launcher_(driver, context, stream), tables_(tables), budget_(budget) {}
+  Launches(const char *fn, Launcher &launcher, Tables tables, Budget budget)
+      : fn_(fn), launcher_(launcher), tables_(tables), budget_(budget) {}
 
   // Runs longer than a launch can index are cut, then whatever many blocks there are.
   int run(const Plan &plan) {
@@ -292,35 +296,12 @@ class Copy {
   }
 
   const char *fn_;
-  Launcher launcher_;
+  Launcher &launcher_;
   Tables tables_;
   Budget budget_;
   LargeParams params_;
   uint64_t list_[LargeParams::kWords];
 };
-
-// Where a side's rows are, judged by its first: a hint, but one that keeps a kernel off memory it cannot reach.
-struct Place {
-  uintptr_t address;  // that was asked about
-  Memory memory;
-};
-
-Place place_of(const Driver &driver, const Side &side, Tables tables) {
-  const auto at = [&](const void *pointer) {
-    const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
-    return Place{address, memory_at(driver, address)};
-  };
-  if (tables == Tables::kDeviceVisible) {
-    const Place table = at(side.bases);
-    // In device memory only the kernel sees the pointers; then they are taken to be of device memory too.
-    if (table.memory.kind != Memory::kHost) return table;
-    // In pinned memory they may not have been written yet: whatever is there, the driver can be asked about it.
-    Place rows = at(side.address(0, 0, 0));
-    if (rows.memory.kind == Memory::kPageable) rows.memory.kind = Memory::kDevice, rows.memory.device = -1;
-    return rows;
-  }
-  return at(side.address(0, 0, 0));
-}
 
 // Where an item lies as close together on both sides, as a chunk in two orders does, a tile is best read in one piece:
 // its short pieces are then stores, which nobody waits for.
@@ -333,33 +314,12 @@ bool lies_alike(const Plan &plan) {
   return src == dst && plan.segment_nbytes >= kVectorNbytes;
 }
 
-// By itself, so that only a copy that is carried out takes the room that the parameters need on the stack.
-[[gnu::noinline]] int run(const char *fn, const Driver &driver, const StreamContext &context, Tables tables,
-                          Budget budget, kvbm_kernels_stream_t stream, const Plan &plan) {
+// The plan with its loops in the order that suits the kernels.
+Plan in_launch_order(const Plan &plan) {
   Plan ordered = plan;
   if (lies_alike(plan)) read_in_order(&ordered);
-  return Copy(fn, driver, context, tables, budget, stream).run(ordered);
+  return ordered;
 }
 
 }  // namespace
-
-int copy(const char *fn, const Plan &plan, Tables tables, int max_sms, kvbm_kernels_stream_t stream) {
-  const Driver &d = driver();
-  if (d.status) return fail(d.status, fn, "there is no usable CUDA driver");
-  const StreamContext context(d, stream);
-  if (context.status()) return fail(context.status(), fn, "the stream's device cannot be used");
-
-  const Place src = place_of(d, plan.src, tables), dst = place_of(d, plan.dst, tables);
-  const bool src_is_pageable = src.memory.kind == Memory::kPageable;
-  if ((src_is_pageable || dst.memory.kind == Memory::kPageable) && !reads_pageable_memory(d, context.device())) {
-    return fail(KVBM_KERNELS_ERROR_INVALID_VALUE, fn,
-                "the %s%s is ordinary host memory, expected device memory or pinned host memory",
-                src_is_pageable ? "source" : "destination", tables == Tables::kDeviceVisible ? "'s pointer table" : "");
-  }
-  if (int status = reach(fn, "source", d, context, src.memory, src.address)) return status;
-  if (int status = reach(fn, "destination", d, context, dst.memory, dst.address)) return status;
-  const Budget budget = choose_budget(src.memory.kind != Memory::kDevice, dst.memory.kind != Memory::kDevice, max_sms);
-  return run(fn, d, context, tables, budget, stream, plan);
-}
-
 }  // namespace kvbm::device
