@@ -36,9 +36,9 @@
  * Threads and memory
  *
  *   Every function may be called from any number of threads at once. The library allocates no memory that outlives a
- *   call, never prints, never aborts, and lets no C++ exception out. The functions that take a stream use up to
- *   160 KiB of the calling thread's stack, the others a few. Overlap between what one call reads and what it
- *   writes, or between two rows it writes, is undefined unless a function says otherwise.
+ *   call, never prints, never aborts, and lets no C++ exception out. The functions that take a stream and
+ *   kvbm_kernels_explain_copy() use up to 160 KiB of the calling thread's stack, the others a few. Overlap between what
+ * one call reads and what it writes, or between two rows it writes, is undefined unless a function says otherwise.
  *
  * Builds
  *
@@ -372,6 +372,89 @@ typedef struct kvbm_kernels_copy_options {
 KVBM_KERNELS_API int kvbm_kernels_copy_blocks(const kvbm_kernels_view *dst, const kvbm_kernels_view *src,
                                               const kvbm_kernels_block_shape *shape, size_t num_blocks,
                                               const kvbm_kernels_copy_options *options, kvbm_kernels_stream_t stream);
+
+/* Assumptions and choices for kvbm_kernels_explain_copy(). A NULL options pointer means all defaults. */
+typedef struct kvbm_kernels_explain_options {
+  /* Set by the caller to sizeof(kvbm_kernels_explain_options), so that fields can be added at the end later. */
+  size_t struct_nbytes;
+  /* As in kvbm_kernels_copy_options. */
+  int max_sms;
+  /* As for kvbm_kernels_host_copy_blocks(). */
+  int num_threads;
+  /* Where a copy on a stream is to find the rows of a side: in pinned host memory, or else on the device. */
+  bool src_on_host;
+  bool dst_on_host;
+} kvbm_kernels_explain_options;
+
+/* What kvbm_kernels_explain_copy() fills in. */
+typedef struct kvbm_kernels_copy_explanation {
+  /* Set by the caller to sizeof(kvbm_kernels_copy_explanation), so that fields can be added at the end later. */
+  size_t struct_nbytes;
+
+  /*
+   * The plan, which both engines carry out: num_segments runs of segment_nbytes bytes that are contiguous on both
+   * sides, total_nbytes in all. They are reached by loops of fixed strides, loop_sizes[0] the outermost, from num_items
+   * pairs of addresses: 1 where strides reach everything.
+   */
+  size_t total_nbytes;
+  size_t num_segments;
+  size_t segment_nbytes;
+  size_t num_items;
+  size_t num_loops; /* of the arrays below, the entries in use */
+  size_t loop_sizes[5];
+  int64_t loop_src_strides[5]; /* in bytes */
+  int64_t loop_dst_strides[5];
+  /* The largest power of two, 16 at most, that divides every stride, every offset and segment_nbytes. */
+  size_t alignment;
+
+  /*
+   * kvbm_kernels_host_copy_blocks(). host_rows names the code that copies a segment: "fixed" (moves of 1, 2, 4, 8 or 16
+   * bytes), "memcpy", "avx2", and "stream_sse2" or "stream_avx2", whose stores go around the cache; the first segment
+   * stands for all.
+   */
+  int host_threads;
+  const char *host_rows;
+  /* Segments that follow each other on both sides are found and moved as one. */
+  bool host_joins_segments;
+  /* Threads share single segments, which are long; else each takes whole ones. */
+  bool host_cuts_segments;
+
+  /*
+   * kvbm_kernels_copy_blocks(): num_launches of a kernel, num_tiles tiles of up to tile_nbytes bytes among all of them.
+   * The fields after num_tiles are those of the first launch. kernel is the name that a profiler shows, without its
+   * template arguments: "move_tile" (a CTA a tile), "move" (up to a warp a tile, CTAs stride over the tiles), "gather"
+   * (as move; a thread makes one vector of 16 bytes of several short rows).
+   */
+  size_t num_launches;
+  size_t num_tiles;
+  size_t tile_nbytes;
+  size_t num_ctas;
+  size_t cta_threads;
+  size_t params_nbytes; /* of a launch's parameters, which carry the addresses */
+  const char *kernel;
+  /*
+   * What a thread reads and writes at a time, in the item that has it narrowest. is_shifted: where source and
+   * destination are equally far off alignment, the ends of each segment are moved byte by byte, and the rest so wide.
+   */
+  size_t read_nbytes;
+  size_t write_nbytes;
+  bool is_shifted;
+} kvbm_kernels_copy_explanation;
+
+/*
+ * Say what kvbm_kernels_copy_blocks() and kvbm_kernels_host_copy_blocks() would do with these views, without doing it:
+ * it is told by the code that decides it. The same in both builds; no driver is asked and no row is touched, so the
+ * bases may be any addresses that are not NULL. What depends on the machine (host_threads, host_rows) is that of this
+ * one.
+ *
+ * *explanation is filled in: all zero, with empty strings, where there is nothing to do. The strings are static; which
+ * names there are, and what is chosen, may change with the version. The checks are those of kvbm_kernels_copy_blocks(),
+ * with options->num_threads, and explanation->struct_nbytes smaller than that of version 0.1, among the first.
+ */
+KVBM_KERNELS_API int kvbm_kernels_explain_copy(const kvbm_kernels_view *dst, const kvbm_kernels_view *src,
+                                               const kvbm_kernels_block_shape *shape, size_t num_blocks,
+                                               const kvbm_kernels_explain_options *options,
+                                               kvbm_kernels_copy_explanation *explanation);
 
 /*
  * Host functions: the same work on host memory by the calling thread and helpers

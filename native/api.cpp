@@ -118,6 +118,21 @@ int copy_on_host(const kvbm_kernels_view &dst, const kvbm_kernels_view &src, con
   return 0;
 }
 
+void describe(const Plan &plan, kvbm_kernels_copy_explanation *out) {
+  static_assert(sizeof out->loop_sizes == kMaxDims * sizeof(size_t), "a loop for each dimension");
+  out->total_nbytes = plan.total_nbytes();
+  out->num_segments = plan.num_items() * plan.segments_per_item();
+  out->segment_nbytes = plan.segment_nbytes;
+  out->num_items = plan.num_items();
+  out->num_loops = static_cast<size_t>(plan.num_dims);
+  for (int i = 0; i < plan.num_dims; ++i) {
+    out->loop_sizes[i] = plan.dims[i].size;
+    out->loop_src_strides[i] = plan.dims[i].src_stride;
+    out->loop_dst_strides[i] = plan.dims[i].dst_stride;
+  }
+  out->alignment = plan.alignment;
+}
+
 }  // namespace
 
 const char *kvbm_kernels_version(void) { return kVersion; }
@@ -230,6 +245,36 @@ int kvbm_kernels_copy_blocks(const kvbm_kernels_view *dst, const kvbm_kernels_vi
   const Checked checked = check_copy(fn, dst, src, shape, num_blocks);
   if (!checked.work) return checked.status;
   return device::copy(fn, make_plan(*dst, *src, *shape, num_blocks), device::Tables::kHost, chosen.max_sms, stream);
+}
+
+int kvbm_kernels_explain_copy(const kvbm_kernels_view *dst, const kvbm_kernels_view *src,
+                              const kvbm_kernels_block_shape *shape, size_t num_blocks,
+                              const kvbm_kernels_explain_options *options, kvbm_kernels_copy_explanation *explanation) {
+  const char *fn = "explain_copy";
+  if (int status = check_not_null(fn, "explanation", explanation)) return status;
+  const size_t struct_nbytes = explanation->struct_nbytes;
+  if (int status = check_struct_nbytes(fn, "explanation", struct_nbytes, sizeof *explanation)) return status;
+  kvbm_kernels_explain_options chosen{sizeof chosen, 0, 0, false, false};
+  if (options) {
+    if (int status = check_struct_nbytes(fn, "options", options->struct_nbytes, sizeof chosen)) return status;
+    chosen = *options;
+    if (int status = check_not_negative(fn, "options->max_sms", chosen.max_sms)) return status;
+    if (int status = check_not_negative(fn, "options->num_threads", chosen.num_threads)) return status;
+  }
+  kvbm_kernels_copy_explanation found{};
+  found.struct_nbytes = struct_nbytes;
+  found.host_rows = found.kernel = "";
+  const Checked checked = check_copy(fn, dst, src, shape, num_blocks);
+  if (checked.status) return checked.status;
+  if (checked.work) {
+    const Plan plan = make_plan(*dst, *src, *shape, num_blocks);
+    describe(plan, &found);
+    host::explain(plan, chosen.num_threads, &found);
+    const device::Assumed assumed{chosen.src_on_host, chosen.dst_on_host, chosen.max_sms};
+    if (int status = device::explain(fn, plan, assumed, &found)) return status;
+  }
+  *explanation = found;
+  return 0;
 }
 
 int kvbm_kernels_host_copy_blocks(const kvbm_kernels_view *dst, const kvbm_kernels_view *src,

@@ -27,6 +27,9 @@ namespace host {
 void copy(Plan plan, int num_threads);
 void copy_batch(const Pieces &pieces, int num_threads);
 
+// What copy() would do: the fields of *out that are about this engine.
+void explain(Plan plan, int num_threads, kvbm_kernels_copy_explanation *out);
+
 }  // namespace host
 
 namespace device {
@@ -45,6 +48,15 @@ struct BatchReport {
 // Each returns a status code, and explains a failure through fail() (status.h) under the name of the function `fn`.
 int copy(const char *fn, const Plan &plan, Tables tables, int max_sms, kvbm_kernels_stream_t stream);
 int memcpy_batch(const char *fn, const Pieces &pieces, int mode, kvbm_kernels_stream_t stream, BatchReport *report);
+
+// What an explanation cannot see in addresses that nobody has to have allocated.
+struct Assumed {
+  bool src_on_host, dst_on_host;
+  int max_sms;
+};
+
+// What copy() from host tables would launch: the fields of *out that are about this engine. No driver is asked.
+int explain(const char *fn, const Plan &plan, const Assumed &assumed, kvbm_kernels_copy_explanation *out);
 
 // KVBM_KERNELS_MEMORY_* of an address, and the device of device memory.
 int memory_kind(const void *pointer, int *device);

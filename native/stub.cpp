@@ -1,4 +1,5 @@
 // The device side of the build without CUDA.
+#include "cuda/explain.h"
 #include "engine.h"
 #include "status.h"
 
@@ -13,6 +14,10 @@ int refuse(const char *fn) {
 
 int copy(const char *fn, const Plan &, Tables, int, kvbm_kernels_stream_t) { return refuse(fn); }
 int memcpy_batch(const char *fn, const Pieces &, int, kvbm_kernels_stream_t, BatchReport *) { return refuse(fn); }
+
+int explain(const char *fn, const Plan &plan, const Assumed &assumed, kvbm_kernels_copy_explanation *out) {
+  return explain_launches(fn, plan, assumed, out);
+}
 
 int memory_kind(const void *, int *) { return KVBM_KERNELS_MEMORY_PAGEABLE; }
 

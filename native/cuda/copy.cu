@@ -1,5 +1,6 @@
 // Copies between views, on a stream.
 #include "engine.h"
+#include "explain.h"
 #include "launcher.h"
 #include "launches.h"
 #include "peer.h"
@@ -57,6 +58,10 @@ int copy(const char *fn, const Plan &plan, Tables tables, int max_sms, kvbm_kern
   if (int status = reach(fn, "destination", d, context, dst.memory, dst.address)) return status;
   const Budget budget = choose_budget(src.memory.kind != Memory::kDevice, dst.memory.kind != Memory::kDevice, max_sms);
   return run(fn, d, context, tables, budget, stream, plan);
+}
+
+int explain(const char *fn, const Plan &plan, const Assumed &assumed, kvbm_kernels_copy_explanation *out) {
+  return explain_launches(fn, plan, assumed, out);
 }
 
 }  // namespace kvbm::device

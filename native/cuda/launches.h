@@ -1,5 +1,5 @@
 // A plan becomes launches whose parameters carry the address tables. No CUDA is needed to say which: what starts a
-// launch is a parameter.
+// launch is a parameter, so that the same code carries a copy out (copy.cu) and explains it (explain.h).
 #pragma once
 
 #include "engine.h"

@@ -21,10 +21,11 @@ constexpr size_t kShortestStreamed = kCacheLine;
 constexpr size_t kLongRow = size_t{2} << 10;
 
 int choose_threads(int asked, size_t total_nbytes) {
-  if (asked > 0) return asked;
+  if (asked > 0) return std::min(asked, kMaxParts);
   const size_t useful = total_nbytes / kNbytesPerThread;
   if (useful <= 1) return 1;
-  return static_cast<int>(std::min<size_t>(useful, static_cast<size_t>(available_processors())));
+  const size_t most = static_cast<size_t>(std::min(available_processors(), kMaxParts));
+  return static_cast<int>(std::min(useful, most));
 }
 
 // How rows and runs of one copy are moved. Around the cache, where what is read and what is written would not both fit
@@ -37,11 +38,12 @@ class Mover {
 
   bool streams() const { return streaming_ != nullptr; }
 
-  void move(const Rows &rows) const {
+  MoveRows choose(const Rows &rows) const {
     const uint64_t bits = reinterpret_cast<uintptr_t>(rows.dst) | static_cast<uint64_t>(rows.dst_stride) | rows.nbytes;
     const bool worthwhile = rows.nbytes >= kLongRow || (rows.nbytes >= kShortestStreamed && bits % kStreamed == 0);
-    (worthwhile && streaming_ ? streaming_ : cached_)(rows);
+    return worthwhile && streaming_ ? streaming_ : cached_;
   }
+  void move(const Rows &rows) const { choose(rows)(rows); }
   void end() const {
     if (streaming_) end_streaming();
   }
@@ -231,19 +233,24 @@ class Ahead {
 };
 
 struct CopyWork {
-  const Plan &plan;
+  Plan plan;
   Mover mover;
+
+  // Segments are cut between threads, or else the work is cut between segments.
+  bool cuts_segments() const { return plan.segment_nbytes >= kCuttable; }
+  // Segments that follow each other on both sides are moved as one.
+  bool joins_segments() const { return plan.num_dims == 0; }
 
   void run(int part, int parts) const {
     const size_t segment = plan.segment_nbytes;
-    auto [position, end] = range_of(part, parts, plan.total_nbytes(), segment >= kCuttable ? kCut : segment);
+    auto [position, end] = range_of(part, parts, plan.total_nbytes(), cuts_segments() ? kCut : segment);
     if (position == end) return;
     Cursor at(plan, position / segment);
     Ahead ahead(plan, at);
     Runs runs(mover);
     while (position < end) {
       const size_t skip = position % segment;
-      if (plan.num_dims == 0 || skip != 0 || end - position < segment) {
+      if (joins_segments() || skip != 0 || end - position < segment) {
         const size_t nbytes = std::min(segment - skip, end - position);
         runs.add(at.dst() + skip, at.src() + skip, nbytes);
         position += nbytes;
@@ -302,14 +309,29 @@ void run_work(Work &work, int parts) {
   run_parts(parts, [](void *context, int part, int of) { static_cast<Work *>(context)->run(part, of); }, &work);
 }
 
+CopyWork work_of(Plan plan) {
+  if (reinterpret_cast<uintptr_t>(plan.dst.address(0, 0, 0)) % kCacheLine != 0) write_in_order(&plan);
+  // Segments that may be joined have no length of their own.
+  return {plan, Mover(plan.num_dims == 0 ? 0 : plan.segment_nbytes, plan.total_nbytes())};
+}
+
 }  // namespace
 
 void copy(Plan plan, int num_threads) {
-  if (reinterpret_cast<uintptr_t>(plan.dst.address(0, 0, 0)) % kCacheLine != 0) write_in_order(&plan);
-  const size_t total = plan.total_nbytes();
-  // Segments that may be joined have no length of their own.
-  CopyWork work{plan, Mover(plan.num_dims == 0 ? 0 : plan.segment_nbytes, total)};
-  run_work(work, choose_threads(num_threads, total));
+  CopyWork work = work_of(plan);
+  run_work(work, choose_threads(num_threads, plan.total_nbytes()));
+}
+
+void explain(Plan plan, int num_threads, kvbm_kernels_copy_explanation *out) {
+  const CopyWork work = work_of(plan);
+  const Cursor first(work.plan, 0);
+  const Rows rows = work.joins_segments()
+                        ? Rows{first.dst(), first.src(), 0, 0, 1, plan.segment_nbytes, first.src(), 0, first.dst()}
+                        : first.rows(first.row_count());
+  out->host_threads = choose_threads(num_threads, plan.total_nbytes());
+  out->host_rows = name_of(work.mover.choose(rows));
+  out->host_joins_segments = work.joins_segments();
+  out->host_cuts_segments = work.cuts_segments();
 }
 
 void copy_batch(const Pieces &pieces, int num_threads) {

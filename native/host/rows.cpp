@@ -80,4 +80,13 @@ MoveRows choose_cached(size_t row_nbytes) {
   }
 }
 
+const char *name_of(MoveRows move) {
+  if (move == move_any) return "memcpy";
+#ifdef __x86_64__
+  if (move == move_avx2) return "avx2";
+  if (move == choose_streaming()) return has_avx2() ? "stream_avx2" : "stream_sse2";
+#endif
+  return "fixed";
+}
+
 }  // namespace kvbm::host

@@ -27,6 +27,9 @@ MoveRows choose_cached(size_t row_nbytes);
 MoveRows choose_streaming();
 void end_streaming();
 
+// "fixed" (rows of 1, 2, 4, 8 or 16 bytes), "memcpy", "avx2", "stream_sse2" or "stream_avx2".
+const char *name_of(MoveRows move);
+
 // Where the processor has AVX2; move_avx2 for rows of 32 bytes and more.
 void move_avx2(const Rows &rows);
 void stream_avx2(const Rows &rows);

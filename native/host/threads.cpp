@@ -6,9 +6,6 @@
 namespace kvbm::host {
 namespace {
 
-// More threads than this move nothing faster: a few saturate the memory of one socket.
-constexpr int kMaxParts = 64;
-
 struct Part {
   void (*work)(void *, int, int);
   void *context;

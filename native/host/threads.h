@@ -3,8 +3,11 @@
 
 namespace kvbm::host {
 
-// Calls work(context, part, parts) for each part, the last in the calling thread, and returns when all have finished.
-// A part whose thread cannot be started runs in the calling thread.
+// More threads than this move nothing faster: a few saturate the memory of one socket.
+constexpr int kMaxParts = 64;
+
+// Calls work(context, part, parts) for each part, kMaxParts at most, the last in the calling thread, and returns when
+// all have finished. A part whose thread cannot be started runs in the calling thread.
 void run_parts(int parts, void (*work)(void *context, int part, int parts), void *context);
 
 }  // namespace kvbm::host
