@@ -60,6 +60,28 @@ def from_universal(blocks: np.ndarray) -> np.ndarray:
     return blocks.transpose(0, 2, 3, 4, 1, 5)
 
 
+def runs(dst: list[np.ndarray], src: list[np.ndarray]) -> list[int]:
+    """The lengths, in rows, of the longest runs of rows that are contiguous on both sides, in the order of dst.
+
+    Each side is its buffers of memory, one-dimensional, with the number of a row where that row lies and -1 in gaps.
+    """
+    places = {int(row): (b, i) for b, buffer in enumerate(src) for i, row in enumerate(buffer)}
+    lengths: list[int] = []
+    for buffer in dst:
+        follows = None
+        for row in buffer:
+            if row < 0:
+                follows = None
+                continue
+            b, i = places[int(row)]
+            if follows == (b, i):
+                lengths[-1] += 1
+            else:
+                lengths.append(1)
+            follows = (b, i + 1)
+    return lengths
+
+
 def heads_of_rank(nh: int, rank: int, size: int) -> slice:
     """The heads that one of ``size`` tensor-parallel ranks holds; with more ranks than heads, heads are replicated."""
     if nh % size == 0:

@@ -24,6 +24,7 @@ from kvbm_kernels.errors import (
     LibraryError,
     StubBuildError,
 )
+from kvbm_kernels.explanation import DeviceRoute, Explanation, HostRoute, Loop, explain
 from kvbm_kernels.info import BuildInfo, build_info, has_memcpy_batch_async, is_stub_build
 from kvbm_kernels.kv_batch import BatchTables, KvBatch
 from kvbm_kernels.kv_cache import CapacityError, KvCache
@@ -49,6 +50,9 @@ __all__ = [
     "Csr",
     "CudaError",
     "DType",
+    "DeviceRoute",
+    "Explanation",
+    "HostRoute",
     "KvBatch",
     "KvBf16",
     "KvCache",
@@ -65,6 +69,7 @@ __all__ = [
     "LayerCache",
     "Layout",
     "LibraryError",
+    "Loop",
     "OperationalBlocks",
     "OutOfBlocks",
     "PagedKvCache",
@@ -77,6 +82,7 @@ __all__ = [
     "block_hashes",
     "build_info",
     "copy_blocks",
+    "explain",
     "ffi",
     "has_memcpy_batch_async",
     "is_stub_build",

@@ -45,9 +45,7 @@ def copy_blocks(
     memory where CUDA has to reach it; StubBuildError for CUDA work in the build without it; CudaError for what CUDA
     reports.
     """
-    if not isinstance(dst, View) or not isinstance(src, View):
-        name, wrong = ("src", src) if isinstance(dst, View) else ("dst", dst)
-        raise KvbmTypeError(f"{name} is a {type(wrong).__name__}, expected a view")
+    check_views(dst, src)
     threads = as_c_int(num_threads, "num_threads", 0)
     options = ffi.NULL if max_sms is None else _options(max_sms)
     copy_views(dst, src, stream, "dst", "src", threads, options)
@@ -64,10 +62,9 @@ def copy_views(
 ) -> None:
     """copy_blocks() for views and options that are what they should be, with these names in errors."""
     num_blocks = len(dst)
-    if num_blocks != len(src):
-        raise KvbmValueError(f"{dst_name} has {num_blocks} blocks and {src_name} {len(src)}, expected the same number")
-    if dst.shape is not src.shape and dst.shape != src.shape:
-        raise _mismatch(dst, src, dst_name, src_name)
+    wrong = mismatch(dst, src, dst_name, src_name)
+    if wrong is not None:
+        raise wrong
     if dst.memory.readonly:
         raise KvbmValueError(f"{dst_name} cannot be written: {dst.memory.readonly} is read-only")
     to, of = dst.geometry, src.geometry
@@ -91,7 +88,19 @@ def copy_views(
     )
 
 
-def _mismatch(dst: View, src: View, dst_name: str, src_name: str) -> KvbmError:
+def check_views(dst: object, src: object) -> None:
+    """Raises KvbmTypeError for other things than views."""
+    if not isinstance(dst, View) or not isinstance(src, View):
+        name, wrong = ("src", src) if isinstance(dst, View) else ("dst", dst)
+        raise KvbmTypeError(f"{name} is a {type(wrong).__name__}, expected a view")
+
+
+def mismatch(dst: View, src: View, dst_name: str, src_name: str) -> KvbmError | None:
+    """Why blocks of the one cannot be copied to the other, if they cannot."""
+    if len(dst) != len(src):
+        return KvbmValueError(f"{dst_name} has {len(dst)} blocks and {src_name} {len(src)}, expected the same number")
+    if dst.shape is src.shape or dst.shape == src.shape:
+        return None
     if dst.shape.dtype is not src.shape.dtype:
         return KvbmTypeError(
             f"{dst_name} has dtype {dst.shape.dtype!s} and {src_name} {src.shape.dtype!s}, expected the same: "

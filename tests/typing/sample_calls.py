@@ -154,6 +154,14 @@ def errors() -> int:
     return 0
 
 
+def explanations(dst: kk.UniversalBlocks, src: kk.BlockStack) -> None:
+    found: kk.Explanation = kk.explain(dst, src, src_on_host=True, max_sms=np.int32(4), num_threads=2)
+    kernel: str = found.device.kernel
+    rows: str = found.host.rows
+    stride: int = found.loops[0].src_stride
+    del kernel, rows, stride
+
+
 def misuse(a: npt.NDArray[Any], shape: kk.BlockShape) -> None:
     """What the checker has to catch; an ignore that is not needed is an error under strict."""
     kk.universal_from_block([a], [[a]], 0)  # type: ignore[arg-type]
