@@ -2,34 +2,10 @@
 // few bytes.
 #pragma once
 
+#include "access.cuh"
 #include "widths.h"
 
 namespace kvbm::device {
-
-// Reads and writes of W bytes. Wide ones are marked as streaming: nothing of a block is used twice. Narrow ones are
-// not, since neighbours share their cache lines.
-template <int W>
-struct Access;
-template <>
-struct Access<16> {
-  using Type = uint4;
-  static __device__ __forceinline__ Type load(const char *p) { return __ldcs(reinterpret_cast<const uint4 *>(p)); }
-  static __device__ __forceinline__ void store(char *p, Type v) { __stcs(reinterpret_cast<uint4 *>(p), v); }
-};
-template <typename T>
-struct Narrow {
-  using Type = T;
-  static __device__ __forceinline__ T load(const char *p) { return __ldca(reinterpret_cast<const T *>(p)); }
-  static __device__ __forceinline__ void store(char *p, T v) { __stwb(reinterpret_cast<T *>(p), v); }
-};
-template <>
-struct Access<8> : Narrow<uint2> {};
-template <>
-struct Access<4> : Narrow<unsigned> {};
-template <>
-struct Access<2> : Narrow<unsigned short> {};
-template <>
-struct Access<1> : Narrow<unsigned char> {};
 
 template <typename P>
 __device__ __forceinline__ uint64_t wide_word(const P &p, uint32_t first, uint32_t i) {
