@@ -192,8 +192,9 @@ __device__ __forceinline__ void copy_any(const Head &head, const Tile &tile, uin
   }
 }
 
-// Launches of one call touch different bytes and may overlap; what comes after the call may not. So each but the first
-// ends only once the one before has.
+// A call's first launch may come before what precedes it on the stream has ended, and waits for that before it touches
+// any memory. The launches of one call touch different bytes and may overlap; what comes after the call may not, so
+// each but the first ends only once the one before has.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -205,12 +206,18 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
+// Only a launch that has waited lets the next one start, which waits for nothing.
+__device__ __forceinline__ void start(const Head &head) {
+  if (head.chain & kChainFirst) wait_for_previous();
+  if (head.chain & kChainEarly) let_next_start();
+}
+
 // A CTA a tile, so that its threads share one look-up of the tile's item.
 template <int kInner, typename P>
 __global__ void __launch_bounds__(kCtaTileThreads) move_tile(const __grid_constant__ P p) {
   constexpr uint32_t kInFlight = (1u << kCtaTileLog2) / kCtaTileThreads;
   const Head &head = p.head;
-  if (head.chain & kChainEarly) let_next_start();
+  start(head);
   const Tile tile = find_tile(p, blockIdx.x);
   if (is_whole(head, tile)) {
     const uint32_t first = (tile.index << kCtaTileLog2) + threadIdx.x;
@@ -237,7 +244,7 @@ __global__ void __launch_bounds__(kCtaTileThreads) move_tile(const __grid_consta
 template <int kInFlight, int kThreads, int kMinCtas, typename P>
 __global__ void __launch_bounds__(kThreads, kMinCtas) move(const __grid_constant__ P p) {
   const Head &head = p.head;
-  if (head.chain & kChainEarly) let_next_start();
+  start(head);
   const uint32_t lanes = 1u << head.tile_log2;
   const uint32_t groups = blockDim.x >> head.tile_log2;
   const uint32_t group = threadIdx.x >> head.tile_log2;
@@ -327,7 +334,7 @@ __device__ __forceinline__ void gather_vector(const Head &head, const Tile &tile
 template <int kThreads, typename P>
 __global__ void __launch_bounds__(kThreads) gather(const __grid_constant__ P p) {
   const Head &head = p.head;
-  if (head.chain & kChainEarly) let_next_start();
+  start(head);
   const uint32_t lanes = 1u << head.tile_log2;
   const uint32_t groups = blockDim.x >> head.tile_log2;
   const uint32_t group = threadIdx.x >> head.tile_log2;

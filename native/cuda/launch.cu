@@ -46,8 +46,9 @@ int Launcher::launch(LargeParams &params, size_t num_words, bool gathers, Budget
 
   // A bounded launch lets the next one in only at its end, to stay within its budget.
   const bool lets_next = more && overlaps();
-  head.chain =
-      (lets_next ? (budget.max_ctas ? kChainLate : kChainEarly) : kChainNone) | (chained_ ? kChainWait : kChainNone);
+  head.chain = (lets_next ? (budget.max_ctas ? kChainLate : kChainEarly) : kChainNone) | (chained_     ? kChainWait
+                                                                                          : overlaps() ? kChainFirst
+                                                                                                       : kChainNone);
 
   CUfunction function;
   if (int status = function_of(symbol, &function)) return status;
@@ -62,7 +63,7 @@ int Launcher::launch(LargeParams &params, size_t num_words, bool gathers, Budget
   config.blockDimY = config.blockDimZ = 1;
   config.hStream = stream_;
   config.attrs = &overlap;
-  config.numAttrs = chained_ ? 1 : 0;
+  config.numAttrs = overlaps() ? 1 : 0;
   chained_ = lets_next;
   void *arguments[] = {&params};
   return driver_.launch_kernel(&config, function, arguments, nullptr);

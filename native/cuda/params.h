@@ -88,8 +88,9 @@ struct OuterDim {
   int64_t src_stride, dst_stride;
 };
 
-// What the next launch of the same call may overlap with (programmatic dependent launch, sm_90 and newer).
-enum Chain : uint32_t { kChainNone = 0, kChainEarly = 1, kChainLate = 2, kChainWait = 4 };
+// What a launch overlaps with (programmatic dependent launch, sm_90 and newer): the end of what comes before the call,
+// or the launches of the same call before it (wait) and after it (early, late).
+enum Chain : uint32_t { kChainNone = 0, kChainEarly = 1, kChainLate = 2, kChainWait = 4, kChainFirst = 8 };
 
 struct Head {
   uint32_t num_tiles;
