@@ -65,7 +65,8 @@ struct Narrowest {
 Narrowest narrowest_of(const Plan &plan, const Head &head, Kernel kernel) {
   constexpr size_t kAtOnce = 256;
   uint64_t src[kAtOnce], dst[kAtOnce];
-  const HostSide src_side(plan, plan.src), dst_side(plan, plan.dst);
+  const Order order(plan, false);
+  const HostSide src_side(plan, plan.src, order), dst_side(plan, plan.dst, order);
   Narrowest narrowest;
   for (size_t first = 0, total = plan.num_items(); first < total; first += kAtOnce) {
     const size_t n = total - first < kAtOnce ? total - first : kAtOnce;

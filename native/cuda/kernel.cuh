@@ -19,18 +19,18 @@ struct Address {
 };
 
 template <typename P>
-__device__ __forceinline__ Address chunk_address(const P &p, const Base &base, uint32_t chunk, uint32_t block,
-                                                 uint32_t within) {
+__device__ __forceinline__ Address chunk_address(const P &p, const Base &base, uint32_t item, uint32_t group,
+                                                 uint32_t member) {
   switch (base.how) {
     case Base::kTable:
-      return {base.table[block * base.block_step + within * base.chunk_step],
-              base.origin + block * base.block_stride + within * base.chunk_stride};
+      return {base.table[group * base.block_step + member * base.chunk_step],
+              base.origin + group * base.block_stride + member * base.chunk_stride};
     case Base::kParts:
-      return {wide_word(p, base.words, block), wide_word(p, base.within_words, within)};
+      return {wide_word(p, base.words, group), wide_word(p, base.member_words, member)};
     case Base::kPacked:
-      return {static_cast<uint64_t>(p.words[base.words + chunk]) << base.shift, base.origin};
+      return {static_cast<uint64_t>(p.words[base.words + item]) << base.shift, base.origin};
     default:
-      return {wide_word(p, base.words, chunk), 0};
+      return {wide_word(p, base.words, item), 0};
   }
 }
 
@@ -49,7 +49,20 @@ __device__ __forceinline__ uint32_t piece_of(const P &p, uint32_t tile) {
   return low;
 }
 
-template <typename P>
+// Whether the destination's chunks of one place in their blocks lie closer together than those of one block: in a pool
+// of each layer, its ids the same for all. Judged by the first and the last place of two blocks.
+__device__ __forceinline__ bool lies_by_place(const Head &head) {
+  const Base &dst = head.dst;
+  const uint32_t last = (head.group_size.size - 1) * dst.chunk_step;
+  const uint64_t first_block = dst.table[0], second_block = dst.table[dst.block_step];
+  const uint64_t across = dst.table[last] - first_block;
+  const int64_t between = static_cast<int64_t>(second_block - first_block);
+  return across == dst.table[dst.block_step + last] - second_block &&
+         llabs(static_cast<int64_t>(across)) > llabs(between);
+}
+
+// kMayAsk: whether the launch may leave it to the kernel in which order the chunks of a table come.
+template <bool kMayAsk = false, typename P>
 __device__ __forceinline__ Tile find_tile(const P &p, uint32_t tile) {
   const Head &head = p.head;
   Tile found;
@@ -71,11 +84,15 @@ __device__ __forceinline__ Tile find_tile(const P &p, uint32_t tile) {
     src += index * head.outer[i].src_stride;
     dst += index * head.outer[i].dst_stride;
   }
-  uint32_t block = head.first_chunk + item;
-  const uint32_t within = head.chunks_per_block.divide(block);
+  uint32_t group = head.first_item + item;
+  uint32_t member = head.group_size.divide(group);
+  if (kMayAsk && head.num_blocks_asked.size > 1 && lies_by_place(head)) {
+    member = item;
+    group = head.num_blocks_asked.divide(member);
+  }
   // Both words are asked for before either is waited for.
-  const Address src_address = chunk_address(p, head.src, item, block, within);
-  const Address dst_address = chunk_address(p, head.dst, item, block, within);
+  const Address src_address = chunk_address(p, head.src, item, group, member);
+  const Address dst_address = chunk_address(p, head.dst, item, group, member);
   found.src = reinterpret_cast<const char *>(src_address.sum() + src);
   found.dst = reinterpret_cast<char *>(dst_address.sum() + dst);
   return found;
@@ -218,14 +235,18 @@ __global__ void __launch_bounds__(kCtaTileThreads) move_tile(const __grid_consta
   constexpr uint32_t kInFlight = (1u << kCtaTileLog2) / kCtaTileThreads;
   const Head &head = p.head;
   start(head);
-  const Tile tile = find_tile(p, blockIdx.x);
-  if (is_whole(head, tile)) {
-    const uint32_t first = (tile.index << kCtaTileLog2) + threadIdx.x;
-    const uint32_t vectors = tile.nbytes / kVectorNbytes;
-    Offsets at[kInFlight];
-    uint4 data[kInFlight];
+  const Tile tile = find_tile<true>(p, blockIdx.x);
+  const uint32_t first = (tile.index << kCtaTileLog2) + threadIdx.x;
+  Offsets at[kInFlight];
 #pragma unroll
-    for (uint32_t j = 0; j < kInFlight; ++j) at[j] = unit_offsets<kInner>(head, 4, first + j * kCtaTileThreads);
+  for (uint32_t j = 0; j < kInFlight; ++j) {
+    at[j] = unit_offsets<kInner>(head, 4, first + j * kCtaTileThreads);
+    // Here, while the tile's addresses are on their way, and not where they are used.
+    asm volatile("" : "+r"(at[j].src), "+r"(at[j].dst));
+  }
+  if (is_whole(head, tile)) {
+    const uint32_t vectors = tile.nbytes / kVectorNbytes;
+    uint4 data[kInFlight];
 #pragma unroll
     for (uint32_t j = 0; j < kInFlight; ++j) {
       if (first + j * kCtaTileThreads < vectors) data[j] = Access<16>::load(tile.src + at[j].src);

@@ -46,9 +46,9 @@ int Launcher::launch(LargeParams &params, size_t num_words, bool gathers, Budget
 
   // A bounded launch lets the next one in only at its end, to stay within its budget.
   const bool lets_next = more && overlaps();
-  head.chain = (lets_next ? (budget.max_ctas ? kChainLate : kChainEarly) : kChainNone) | (chained_     ? kChainWait
-                                                                                          : overlaps() ? kChainFirst
-                                                                                                       : kChainNone);
+  const uint32_t before = chained_ ? kChainWait : overlaps() ? kChainFirst : kChainNone;
+  const uint32_t after = !lets_next ? kChainNone : budget.max_ctas ? kChainLate : kChainEarly;
+  head.chain = before | after;
 
   CUfunction function;
   if (int status = function_of(symbol, &function)) return status;

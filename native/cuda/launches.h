@@ -87,88 +87,10 @@ Shape shape_of(const Plan &plan, bool bounded) {
   }
   shape.gathers = gathers(head);
 
-  head.chunks_per_block = Divisor(plan.num_layers * plan.num_outer);
   head.tile_log2 = choose_tile_log2(nbytes, !bounded && !shape.gathers);
   shape.tiles_per_chunk = divide_in_tiles(head, nbytes) * repeats;
   return shape;
 }
-
-// One side of a copy whose tables are read on the host.
-class HostSide {
- public:
-  HostSide(const Plan &plan, const Side &side)
-      : side_(side),
-        layers_(plan.num_layers),
-        outers_(plan.num_outer),
-        chunks_(plan.num_layers * plan.num_outer),
-        one_block_(plan.num_blocks == 1),
-        consecutive_(side.layer_step == plan.num_outer && side.outer_step == 1 && side.layer_stride == 0 &&
-                     side.outer_stride == 0) {
-    const bool by_block = side.block_step != 0 && !one_block_;
-    const bool by_chunk = (side.layer_step != 0 && layers_ > 1) || (side.outer_step != 0 && outers_ > 1);
-    bases_by_block_ = by_block || !by_chunk;
-    // A word a chunk is the only way where every chunk has a pointer, and the shorter way for chunks that are blocks.
-    in_parts_ = !(by_block && by_chunk) && chunks_ > 1 && chunks_ <= LargeParams::kWords / 8;
-  }
-
-  bool in_parts() const { return in_parts_; }
-  size_t fixed_words() const { return in_parts_ ? 2 * chunks_ : 0; }
-
-  // The addresses of n chunks.
-  void list(size_t first, size_t n, uint64_t *out) const {
-    size_t b = first / chunks_, within = first % chunks_;
-    while (n > 0) {
-      const uint64_t *bases = reinterpret_cast<const uint64_t *>(side_.bases) + block_index(b);
-      const uint64_t start = block_offset(b);
-      const size_t end = within + n < chunks_ ? within + n : chunks_;
-      n -= end - within;
-      if (consecutive_) {
-        for (; within < end; ++within) *out++ = bases[within] + start;
-      }
-      size_t l = within / outers_, o = within % outers_;
-      for (; within < end; ++within) {
-        *out++ = bases[l * side_.layer_step + o * side_.outer_step] + start + chunk_offset(l, o);
-        if (++o == outers_) o = 0, ++l;
-      }
-      within = 0;
-      ++b;
-    }
-  }
-
-  // Words for n blocks and for all chunks of a block.
-  void write_parts(size_t first_block, size_t n, Words &words, Base *base) const {
-    base->how = Base::kParts;
-    const uint64_t *bases = reinterpret_cast<const uint64_t *>(side_.bases);
-    uint64_t *out = words.take_wide(n, &base->words);
-    for (size_t i = 0; i < n; ++i) {
-      out[i] = block_offset(first_block + i) + (bases_by_block_ ? bases[block_index(first_block + i)] : 0);
-    }
-    out = words.take_wide(chunks_, &base->within_words);
-    for (size_t l = 0; l < layers_; ++l) {
-      for (size_t o = 0; o < outers_; ++o) {
-        const uint64_t chunk_base =
-            bases_by_block_ ? 0 : bases[block_index(0) + l * side_.layer_step + o * side_.outer_step];
-        *out++ = chunk_base + chunk_offset(l, o);
-      }
-    }
-  }
-
- private:
-  size_t block_index(size_t b) const { return static_cast<size_t>(side_.id(b)) * side_.block_step; }
-  uint64_t block_offset(size_t b) const {
-    return static_cast<uint64_t>(side_.offset) +
-           static_cast<uint64_t>(side_.id(b)) * static_cast<uint64_t>(side_.block_stride);
-  }
-  uint64_t chunk_offset(size_t l, size_t o) const {
-    return l * static_cast<uint64_t>(side_.layer_stride) + o * static_cast<uint64_t>(side_.outer_stride);
-  }
-
-  const Side &side_;
-  size_t layers_, outers_, chunks_;
-  bool one_block_;
-  bool consecutive_;  // the chunks of a block are neighbours in the table
-  bool bases_by_block_, in_parts_;
-};
 
 // Launcher: int launch(LargeParams &params, size_t num_words, bool gathers, Budget budget, bool more), as class
 // Launcher.
@@ -214,12 +136,33 @@ class Launches {
     return 0;
   }
 
+  int cut_blocks(const Plan &plan, size_t most) {
+    for (size_t b = 0; b < plan.num_blocks; b += most) {
+      Plan part = plan;
+      part.num_blocks = plan.num_blocks - b < most ? plan.num_blocks - b : most;
+      for (Side *side : {&part.src, &part.dst}) {
+        if (side->ids) {
+          side->ids += b;
+        } else {
+          side->bases += b * side->block_step;
+          side->offset += static_cast<int64_t>(b) * side->block_stride;
+        }
+      }
+      if (int status = run(part)) return status;
+    }
+    return 0;
+  }
+
   int from_device_tables(const Plan &plan, const Shape &shape, size_t most_blocks) {
     for (size_t b = 0; b < plan.num_blocks; b += most_blocks) {
       const size_t n = plan.num_blocks - b < most_blocks ? plan.num_blocks - b : most_blocks;
       params_.head = shape.head;
       params_.head.src = from_block(plan, plan.src, b);
       params_.head.dst = from_block(plan, plan.dst, b);
+      params_.head.group_size = Divisor(plan.num_layers * plan.num_outer);
+      if (may_choose_order() && params_.head.dst.block_step && params_.head.dst.chunk_step) {
+        params_.head.num_blocks_asked = Divisor(n);
+      }
       params_.head.num_tiles = static_cast<uint32_t>(n * plan.num_layers * plan.num_outer * shape.tiles_per_chunk);
       if (int status = launch(0, shape.gathers, false)) return status;
     }
@@ -241,11 +184,12 @@ class Launches {
   }
 
   int from_host_tables(const Plan &plan, const Shape &shape) {
-    const HostSide src(plan, plan.src), dst(plan, plan.dst);
-    const size_t chunks = plan.num_layers * plan.num_outer;
+    const Order order(plan, may_choose_order());
+    if (order.by_place && plan.num_blocks > HostSide::kMostMembers) return cut_blocks(plan, HostSide::kMostMembers);
+    const HostSide src(plan, plan.src, order), dst(plan, plan.dst, order);
     const size_t total = plan.num_items();
     for (size_t first = 0; first < total;) {
-      size_t n = room(src, dst, chunks, src.in_parts() ? 0 : 1, dst.in_parts() ? 0 : 1);
+      size_t n = room(src, dst, order, src.in_parts() ? 0 : 1, dst.in_parts() ? 0 : 1);
       if (n > kMostTiles / shape.tiles_per_chunk) n = kMostTiles / shape.tiles_per_chunk;
       if (n > total - first) n = total - first;
 
@@ -255,40 +199,45 @@ class Launches {
       if (!src.in_parts()) src.list(first, n, src_list);
       if (!dst.in_parts()) dst.list(first, n, dst_list);
       const Packing src_packing(src_list, src.in_parts() ? 0 : n), dst_packing(dst_list, dst.in_parts() ? 0 : n);
-      const size_t exact = room(src, dst, chunks, src.in_parts() ? 0 : src_packing.words_each(),
+      const size_t exact = room(src, dst, order, src.in_parts() ? 0 : src_packing.words_each(),
                                 dst.in_parts() ? 0 : dst_packing.words_each());
       if (n > exact) n = exact;
 
       Head &head = params_.head;
       head = shape.head;
-      const size_t first_block = first / chunks, num_blocks = (first + n - 1) / chunks - first_block + 1;
-      head.first_chunk = static_cast<uint32_t>(first - first_block * chunks);
+      const size_t first_group = first / order.group_size;
+      const size_t num_groups = (first + n - 1) / order.group_size - first_group + 1;
+      head.group_size = Divisor(order.group_size);
+      head.first_item = static_cast<uint32_t>(first - first_group * order.group_size);
       head.num_tiles = static_cast<uint32_t>(n * shape.tiles_per_chunk);
       Words words(params_);
-      write(src, first_block, num_blocks, src_packing, src_list, n, words, &head.src);
-      write(dst, first_block, num_blocks, dst_packing, dst_list, n, words, &head.dst);
+      write(src, first_group, num_groups, src_packing, src_list, n, words, &head.src);
+      write(dst, first_group, num_groups, dst_packing, dst_list, n, words, &head.dst);
       first += n;
       if (int status = launch(words.used(), shape.gathers, first < total)) return status;
     }
     return 0;
   }
 
-  // How many chunks a launch has words for.
-  static size_t room(const HostSide &src, const HostSide &dst, size_t chunks, size_t src_words, size_t dst_words) {
-    constexpr size_t kSlack = 12;  // wide words align, and the first and the last block may be there in part
+  // How many items a launch has words for.
+  static size_t room(const HostSide &src, const HostSide &dst, const Order &order, size_t src_words, size_t dst_words) {
+    constexpr size_t kSlack = 12;  // wide words align, and the first and the last group may be there in part
     const size_t words = LargeParams::kWords - kSlack - src.fixed_words() - dst.fixed_words();
-    const size_t a_block = 2 * (size_t{src.in_parts()} + size_t{dst.in_parts()});
-    return words * chunks / ((src_words + dst_words) * chunks + a_block);
+    const size_t a_group = 2 * (size_t{src.in_parts()} + size_t{dst.in_parts()});
+    return words * order.group_size / ((src_words + dst_words) * order.group_size + a_group);
   }
 
-  static void write(const HostSide &side, size_t first_block, size_t num_blocks, const Packing &packing,
+  static void write(const HostSide &side, size_t first_group, size_t num_groups, const Packing &packing,
                     const uint64_t *list, size_t n, Words &words, Base *base) {
     if (side.in_parts()) {
-      side.write_parts(first_block, num_blocks, words, base);
+      side.write_parts(first_group, num_groups, words, base);
     } else {
       packing.write(list, n, words, base);
     }
   }
+
+  // Across the link it is the host's memory that matters, and that is best walked block by block.
+  bool may_choose_order() const { return budget_.max_ctas == 0; }
 
   int launch(size_t num_words, bool gathers, bool more) {
     const int status = launcher_.launch(params_, num_words, gathers, budget_, more);

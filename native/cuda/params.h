@@ -58,17 +58,18 @@ struct Divisor {
 #endif
 };
 
-// Where one side's chunks start. Chunks are counted through the blocks; `within` is the place of one in its block.
+// Where one side's chunks start. Chunks come in groups: block by block, the members of a group being the places in the
+// block; or place by place, the members being the blocks.
 struct Base {
   enum How : uint32_t {
-    kTable,   // table[block*block_step + within*chunk_step], plus strides; read by the kernel
-    kParts,   // a 64-bit word for the block plus one for the place within
-    kPacked,  // origin + (32-bit word of the chunk << shift)
-    kWide     // the 64-bit word of the chunk
+    kTable,   // table[block*block_step + place*chunk_step], plus strides; read by the kernel
+    kParts,   // a 64-bit word for the group plus one for the member
+    kPacked,  // origin + (32-bit word of the item << shift)
+    kWide     // the 64-bit word of the item
   };
   How how;
   uint32_t words;         // where its words start in Params::words
-  uint32_t within_words;  // of kParts: where those for the place within start
+  uint32_t member_words;  // of kParts: where those for the members start
   uint32_t shift;
   uint64_t origin;  // of kTable: added to every address
   const uint64_t *table;
@@ -96,8 +97,9 @@ struct Head {
   uint32_t num_tiles;
   uint32_t tile_log2;
   Divisor tiles_per_item;
-  Divisor chunks_per_block;
-  uint32_t first_chunk;  // of the launch, counted from the start of its first block
+  Divisor group_size;        // places in a block, or blocks
+  Divisor num_blocks_asked;  // not 1: a table of device memory tells whether its chunks come place by place
+  uint32_t first_item;       // of the launch, counted from the start of its first group
   uint32_t num_inner, num_outer_dims;
   InnerDim inner[kMaxDims];  // outermost first
   OuterDim outer[kMaxDims];  // innermost first
