@@ -8,77 +8,10 @@ import numpy as np
 import pytest
 
 import reference
-from gpu_support import (
-    DTYPE_OF_NBYTES,
-    HND,
-    NHD,
-    Memory,
-    Shape,
-    call,
-    check,
-    copy_blocks,
-    device_table,
-    make_view,
-    synchronize,
-    table,
-)
+from gpu_layouts import LAYOUTS, Layout, convert
+from gpu_support import HND, NHD, Memory, Shape, call, copy_blocks, make_view, synchronize, table
 
 pytestmark = pytest.mark.gpu
-
-GUARD = 64
-
-
-def spread(chunks: list[np.ndarray], where: str, misalign: int, rng: np.random.Generator) -> tuple[Memory, np.ndarray]:
-    """The chunks shuffled in one allocation with guard bytes around each; the allocation and the offset of each."""
-    pitch = (chunks[0].nbytes + 2 * GUARD + 15) // 16 * 16
-    image = np.full(pitch * len(chunks) + GUARD, 0xA5, dtype=np.uint8)
-    offsets = rng.permutation(len(chunks)) * pitch + GUARD + misalign
-    for chunk, offset in zip(chunks, offsets, strict=True):
-        image[offset : offset + chunk.nbytes] = chunk.reshape(-1).view(np.uint8)
-    return Memory(image.size, where).write(image), offsets
-
-
-def flat(arrays: np.ndarray) -> list[np.ndarray]:
-    return list(arrays.reshape(len(arrays), -1))
-
-
-def convert(
-    name: str, kv: np.ndarray, layout: int, places: tuple[str, str], misalign: tuple[int, int], tables: str
-) -> None:
-    """Convert kv one way and compare the whole destination allocation, guards included."""
-    rng = np.random.default_rng(7)
-    nb, nl, no, nt, nh, hd = kv.shape
-    stacks = reference.block_stack(kv, "NHD" if layout == NHD else "HND")
-    chunks = [chunk for block in stacks for chunk in block]
-    blocks, block_at = spread(chunks, places[0], misalign[0], rng)
-    universal, universal_at = spread(flat(reference.universal(kv)), places[1], misalign[1], rng)
-    target, other = (universal, universal_at) if name == "launch_universal_from_block" else (blocks, block_at)
-    expected = target.read()
-    wiped = expected.copy()
-    nbytes = kv.nbytes // len(other)
-    for offset in other:
-        wiped[offset : offset + nbytes] = 0x11
-    target.write(wiped)
-    universal_table = device_table(universal.address + universal_at, tables)
-    block_table = device_table(blocks.address + block_at, tables)
-    synchronize()
-    check(
-        name,
-        universal_table.address,
-        block_table.address,
-        nb,
-        nh,
-        nl,
-        no,
-        nt,
-        hd,
-        DTYPE_OF_NBYTES[kv.dtype.itemsize],
-        layout,
-        0,
-    )
-    synchronize()
-    reference.assert_same_bytes(target.read(), expected)
-
 
 DIRECTIONS = ("launch_universal_from_block", "launch_block_from_universal")
 SHAPES = [(2, 2, 2, t, 3, hd) for t, hd in itertools.product((1, 5), (1, 46, 80, 96, 112, 192, 256, 576))]
@@ -98,7 +31,7 @@ SHAPES += [
 def test_every_row_size(name: str, layout: int, dtype: type, shape: tuple[int, ...]) -> None:
     """Any head dimension of any element size converts exactly, and nothing around the blocks is touched."""
     kv = reference.random_kv(np.random.default_rng(1), shape, dtype)
-    convert(name, kv, layout, ("device", "device"), (0, 0), "device")
+    convert(name, kv, layout)
 
 
 @pytest.mark.parametrize("name", DIRECTIONS)
@@ -110,7 +43,7 @@ def test_every_row_size(name: str, layout: int, dtype: type, shape: tuple[int, .
 def test_scales(name: str, nh: int, hd: int, nt: int, layout: int, misalign: tuple[int, int]) -> None:
     """Rows of a few bytes, as scales have, convert exactly whether or not they make whole vectors."""
     kv = reference.random_kv(np.random.default_rng(2), (3, 2, 2, nt, nh, hd), np.uint8)
-    convert(name, kv, layout, ("device", "device"), misalign, "device")
+    convert(name, kv, layout, misalign=misalign)
 
 
 @pytest.mark.parametrize("name", DIRECTIONS)
@@ -120,7 +53,7 @@ def test_unaligned_pointers(name: str, misalign: tuple[int, int], hd: int) -> No
     """Universal buffers and chunks may start anywhere, together or apart."""
     kv = reference.random_kv(np.random.default_rng(3), (2, 3, 2, 5, 3, hd), np.uint16)
     for layout in (NHD, HND):
-        convert(name, kv, layout, ("device", "device"), misalign, "device")
+        convert(name, kv, layout, misalign=misalign)
 
 
 @pytest.mark.parametrize("name", DIRECTIONS)
@@ -129,68 +62,13 @@ def test_unaligned_pointers(name: str, misalign: tuple[int, int], hd: int) -> No
 def test_pinned_host_memory(name: str, places: tuple[str, str], tables: str) -> None:
     """Either side, and the tables, may be pinned host memory."""
     kv = reference.random_kv(np.random.default_rng(4), (4, 3, 2, 16, 8, 128), np.uint16)
-    convert(name, kv, NHD, places, (0, 0), tables)
+    convert(name, kv, NHD, places, tables=tables)
 
 
 def test_tables_in_ordinary_memory_are_refused() -> None:
     """A pointer table that a kernel cannot read is an invalid value before anything is launched."""
     bases = table([0])
     assert call("launch_universal_from_block", bases.ctypes.data, bases.ctypes.data, 1, 1, 1, 1, 1, 8, 0, 0, 0) == 1
-
-
-class Layout:
-    """One way to lay out kv in one allocation: the bytes, and the view of them."""
-
-    def __init__(self, kind: str, kv: np.ndarray, ids: np.ndarray | None, pool: int, where: str, pad: int = 0) -> None:
-        nb, nl, no, nt, nh, hd = kv.shape
-        row = hd * kv.dtype.itemsize
-        rng = np.random.default_rng(9)
-        full = reference.random_kv(rng, (pool, *kv.shape[1:]), kv.dtype)
-        self.where = np.arange(nb) if ids is None else ids
-        full[self.where] = kv
-        self.ids = ids
-        self.kind = kind
-        nhd, hnd = (nh * row, row), (row, nt * row)
-        chunk = nt * nh * row
-        if kind in ("stack NHD", "stack HND"):
-            order = kind[-3:]
-            chunks = [c for block in reference.block_stack(full, order) for c in block]
-            self.memory, at = spread(chunks, where, pad, rng)
-            self.bases = table(self.memory.address + at)
-            token, head = nhd if order == "NHD" else hnd
-            numbers = dict(steps=(nl * no, no, 1), token=token, head=head)
-        elif kind in ("layers NHD", "layers HND"):
-            # One tensor a layer and outer, [pool, nt, nh, hd], as most engines hold them.
-            order = kind[-3:]
-            parts = [full[:, layer, outer] for layer in range(nl) for outer in range(no)]
-            parts = [p if order == "NHD" else p.transpose(0, 2, 1, 3) for p in parts]
-            self.memory, at = spread([np.ascontiguousarray(p) for p in parts], where, pad, rng)
-            self.bases = table(self.memory.address + at)
-            token, head = nhd if order == "NHD" else hnd
-            numbers = dict(steps=(0, no, 1), block=chunk, token=token, head=head)
-        elif kind == "operational":
-            self.memory, at = spread(flat(reference.operational(full, "NHD")), where, pad, rng)
-            self.bases = table(self.memory.address + at)
-            numbers = dict(steps=(1, 0, 0), layer=no * chunk, outer=chunk, token=nhd[0], head=nhd[1])
-        elif kind == "universal":
-            self.memory, at = spread(flat(reference.universal(full)), where, pad, rng)
-            self.bases = table(self.memory.address + at)
-            numbers = dict(steps=(1, 0, 0), layer=no * nt * row, outer=nt * row, token=row, head=nl * no * nt * row)
-        elif kind == "packed":
-            # K and V of a row side by side, [pool, nl, nt, nh, no, hd]: one base and strides for all the rest.
-            image = np.ascontiguousarray(full.transpose(0, 1, 3, 4, 2, 5))
-            self.memory = Memory(image.nbytes + pad, where)
-            self.memory.write(np.concatenate([np.zeros(pad, np.uint8), image.reshape(-1).view(np.uint8)]))
-            self.bases = table([self.memory.address])
-            numbers = dict(
-                offset=pad, block=nl * no * chunk, layer=no * chunk, outer=row, token=nh * no * row, head=no * row
-            )
-        else:
-            raise AssertionError(kind)
-        self.view = make_view(self.bases, ids, pool, **numbers)
-
-
-LAYOUTS = ["stack NHD", "stack HND", "layers NHD", "layers HND", "operational", "universal", "packed"]
 
 
 @pytest.mark.parametrize("pair", list(itertools.product(LAYOUTS, LAYOUTS)), ids=str)
