@@ -2,14 +2,14 @@
 # On a machine with a GPU: build the library for it, then tests, sanitizers and benchmarks. OUT is where the full output
 # goes (default: a new temporary folder); a short table comes last.
 #
-#   ci/device.sh [build] [test] [facade] [sanitize] [bench]     all when none is named
+#   ci/device.sh [build] [test] [facade] [sanitize] [bench] [ceiling]     all when none is named
 #
 # The step facade is that of the Python package. It needs cffi, and is left out where there is none and it is not named.
 set -u
 cd "$(dirname "$0")/.."
 OUT=${OUT:-$(mktemp -d)}
 BUILD=${KVBM_DEVICE_BUILD:-$(mktemp -d)}
-STEPS=${*:-build test $(python3 -c 'import cffi; print("facade")' 2>/dev/null) sanitize bench}
+STEPS=${*:-build test $(python3 -c 'import cffi; print("facade")' 2>/dev/null) sanitize bench ceiling}
 ARCHS=${CUDA_ARCHS:-90}
 failed=
 
@@ -102,6 +102,12 @@ sanitize() {
   return $status
 }
 
+# What bounds the benchmarks: kernels that only copy.
+ceiling() {
+  nvcc -std=c++17 -O3 -arch=native -Iinclude -Inative bench/ceiling/ceiling.cu "$KVBM_GPU_LIBRARY" -o "$BUILD/ceiling" &&
+    LD_LIBRARY_PATH="$BUILD${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" timeout 120 "$BUILD/ceiling"
+}
+
 export KVBM_GPU_LIBRARY="$BUILD/libkvbm_kernels.so"
 nvidia-smi --query-gpu=name,driver_version,clocks.sm --format=csv,noheader
 for wanted in $STEPS; do
@@ -119,12 +125,13 @@ for wanted in $STEPS; do
       step sanitize sanitize
       ;;
     bench) step bench env PYTHONUNBUFFERED=1 timeout 330 python3 bench/gpu_bench.py --json "$OUT/bench.json" ;;
+    ceiling) step ceiling ceiling ;;
   esac
 done
 for file in "$OUT"/test.txt "$OUT"/facade.txt "$OUT"/native.txt "$OUT"/sanitize.txt; do
   [ -f "$file" ] && echo "-- $(basename "$file" .txt)" && tail -n 3 "$file"
 done
-for file in "$OUT"/bench.txt; do
+for file in "$OUT"/bench.txt "$OUT"/ceiling.txt; do
   [ -f "$file" ] && echo "-- $(basename "$file" .txt)" && cat "$file"
 done
 [ -z "$failed" ] && echo "all steps passed" || { echo "FAILED:$failed"; exit 1; }
