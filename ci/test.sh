@@ -25,6 +25,8 @@ step 'Without CUDA: tests'
 
 if wants_cuda; then
   step 'With CUDA: build'
+  # For a look at the machine code; toolkits do not all have them.
+  pip install --quiet nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
   native_build cuda -Dcuda=enabled
   step 'With CUDA: tests'
   KVBM_REQUIRE_CUDA=1 KVBM_KERNELS_LIBRARY=$work/cuda/native/libkvbm_kernels.so pytest -q -rs
