@@ -8,7 +8,7 @@ source "$(dirname "$0")/lib.sh"
 step 'Set up'
 use_venv venv
 # As a user would, on a machine without CUDA.
-(hide_nvcc; pip install --quiet '.[lint,test]')
+(hide_nvcc; pip install --quiet '.[cli,lint,test]')
 # The tests with a real model need these two.
 pip install --quiet torch==2.13.0 transformers
 

@@ -1,0 +1,228 @@
+"""The command kvbm-kernels: how it starts, what it refuses, and its report for bug reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvbm_kernels as kk
+from buildtools import require_program, write_script
+from commands import kvbm_kernels, output, python
+
+EXTRAS = ("click", "rich", "matplotlib")
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys({missing!r})); "
+
+
+def without(missing: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where these modules cannot be imported."""
+    return python("-c", WITHOUT.format(missing=missing) + code)
+
+
+class TestStart:
+    def test_the_console_script_is_the_same_command(self):
+        script = require_program("kvbm-kernels")
+        for arguments in (["--help"], ["layout", "--help"], ["layout", "--nl", "1"]):
+            result = subprocess.run([script, *arguments], capture_output=True, text=True, check=True)
+            assert result.stdout == output(kvbm_kernels(*arguments))
+
+    def test_version(self):
+        assert output(kvbm_kernels("--version")) == f"kvbm-kernels {kk.__version__}\n"
+
+    @pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",), ("info", "--help"), ("layout", "-h")])
+    def test_help_teaches_by_example_and_fits_a_terminal(self, arguments):
+        text = output(kvbm_kernels(*arguments))
+        assert text.startswith("Usage: kvbm-kernels")
+        assert "\n  Examples:\n" in text
+        assert max(map(len, text.splitlines())) <= 80
+
+    def test_the_examples_in_the_help_run(self, tmp_path):
+        examples = output(kvbm_kernels("layout", "--help")).partition("Examples:\n")[2].splitlines()
+        assert len(examples) >= 5
+        for line in examples:
+            # What stands behind two spaces is a remark.
+            words = line.strip().split("  ")[0].split()
+            if "layout.svg" in words:
+                words[-1] = str(tmp_path / "layout.svg")
+            output(kvbm_kernels(*words[1:]))
+        assert (tmp_path / "layout.svg").is_file()
+
+    @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+    def test_completion_of_shells(self, shell):
+        script = output(kvbm_kernels(_KVBM_KERNELS_COMPLETE=f"{shell}_source"))
+        assert "_KVBM_KERNELS_COMPLETE" in script
+
+    def test_completion_knows_commands_and_choices(self):
+        complete = {"_KVBM_KERNELS_COMPLETE": "bash_complete"}
+        assert output(kvbm_kernels(COMP_WORDS="kvbm-kernels la", COMP_CWORD="1", **complete)) == "plain,layout\n"
+        kinds = output(kvbm_kernels(COMP_WORDS="kvbm-kernels layout --from op", COMP_CWORD="3", **complete))
+        assert kinds.split() == ["plain,operational_nhd", "plain,operational_hnd"]
+
+    @pytest.mark.parametrize("arguments", [["layout"], ["layout", "--json"], ["info"]])
+    def test_a_reader_that_stops_reading_is_not_answered(self, arguments):
+        command = [sys.executable, "-m", "kvbm_kernels", *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        assert process.returncode == 1
+
+
+class TestExtras:
+    def test_the_package_does_not_need_them(self):
+        code = f"import kvbm_kernels; print([name for name in {EXTRAS} if sys.modules.get(name)])"
+        assert output(without(EXTRAS, code)) == "[]\n"
+
+    @pytest.mark.parametrize("missing", ["click", "rich"])
+    def test_without_them_the_command_says_what_to_install(self, missing):
+        result = without((missing,), "from kvbm_kernels.__main__ import main; sys.exit(main())")
+        assert result.returncode == 2
+        assert result.stdout == ""
+        expected = f"kvbm-kernels: error: {missing} is not installed: pip install 'kvbm-kernels[cli]'\n"
+        assert result.stderr == expected
+
+    def test_another_missing_module_is_not_hidden(self):
+        result = without(("json",), "sys.argv = ['x', 'info']; from kvbm_kernels.__main__ import main; main()")
+        assert "ModuleNotFoundError" in result.stderr
+
+
+class TestUsageErrors:
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            (["foo"], "kvbm-kernels: error: no command foo, expected info or layout"),
+            (["--foo"], "kvbm-kernels: error: no option --foo, expected --version, --help"),
+            (["info", "--jsn"], "kvbm-kernels info: error: no option --jsn, expected --json, --help"),
+            (["info", "more"], "kvbm-kernels info: error: Got unexpected extra argument (more)"),
+            (["layout", "--nl"], ": error: Option '--nl' requires an argument."),
+            (["layout", "--nl", "0"], "Invalid value for '--nl': 0 is not in the range x>=1."),
+            (["layout", "--nt", "x"], "Invalid value for '--nt': 'x' is not a valid integer range."),
+            (
+                ["layout", "--from", "foo"],
+                "'nhd', 'hnd', 'layers', 'packed', 'operational_nhd', 'operational_hnd', 'uni",
+            ),
+            (["layout", "--dtype", "f12"], "'f16', 'bf16', 'f32', 'f64', 'fp8_e4m3', 'fp8_e5m2', 'int8', 'uint8'"),
+            (["layout", "--hd", str(1 << 62)], "kvbm-kernels layout: error: nl=2 no=2 nh=4 nt=4 hd=46116"),
+            (["layout", "--hd", str(1 << 52), "--nb", "64"], "a side has more bytes than there are addresses"),
+            (["layout", "--svg", "/nowhere/layout.svg"], "--svg /nowhere/layout.svg: No such file or directory"),
+        ],
+    )
+    def test_are_one_line_with_what_is_allowed(self, arguments, expected):
+        result = kvbm_kernels(*arguments)
+        assert result.returncode == 2
+        assert result.stdout == ""
+        assert result.stderr.count("\n") == 1
+        assert expected in result.stderr
+
+
+SMI_FIELDS = ["pci.bus_id", "name", "memory.total", "compute_cap", "driver_version"]
+KNOWN = "00000000:3B:00.0, NVIDIA H200, 143771, 9.0, 5, 16, 5, 16, 580.95.05"
+HARDLY_KNOWN = "00000000:5E:00.0, NVIDIA GH200 480GB, [N/A], 9.0, [N/A], [N/A], [N/A], [N/A], 580.95.05"
+
+
+def with_smi(folder: Path, script: str) -> dict[str, str]:
+    write_script(folder / "nvidia-smi", f"#!/bin/sh\n{script}\n")
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def lines(*devices: str) -> str:
+    return "\n".join(["cat <<'END'", *devices, "END"])
+
+
+class TestInfo:
+    def report(self, **variables: str) -> dict:
+        return json.loads(output(kvbm_kernels("info", "--json", **variables)))
+
+    def test_json_has_what_the_package_says(self):
+        report = self.report()
+        build = kk.build_info()
+        assert report["version"] == kk.__version__
+        assert report["library_version"] == build.version
+        assert report["library"] == build.library
+        assert report["build"] == ("stub" if build.is_stub_build else "CUDA")
+        assert report["architectures"] == list(build.archs)
+        assert (report["cuda_runtime"], report["cuda_driver"]) == (build.cuda, build.driver)
+        assert report["visible_devices"] == build.devices
+        assert report["batch_copy"] == kk.has_memcpy_batch_async()
+        assert report["python"].endswith(sys.executable)
+        assert report["packages"].keys() >= {"numpy", "cffi"}
+        assert report["processors"] >= 1
+        assert report.keys() == {
+            *("version", "library", "library_version", "build", "architectures", "cuda_runtime", "cuda_driver"),
+            *("driver_release", "visible_devices", "batch_copy", "batch_copy_reason", "devices", "devices_reason"),
+            *("processor", "processors", "python", "platform", "packages"),
+        }
+
+    def test_text_has_the_same(self):
+        report, text = self.report(), output(kvbm_kernels("info"))
+        rows = dict(line.split("  ", 1) for line in text.splitlines() if not line.startswith(" "))
+        assert rows["kvbm-kernels"].strip() == report["version"]
+        assert rows["library"].endswith(f"{report['build']} build, {report['library']}")
+        assert rows["devices"].strip().startswith(f"{report['visible_devices']} visible")
+        assert report["batch_copy_reason"] in rows["batch copy"]
+        assert rows["python"].strip() == report["python"]
+        for name, version in report["packages"].items():
+            assert f"{name} {version}" in rows["packages"]
+
+    @pytest.mark.skipif(kk.build_info().devices > 0, reason="there is a GPU")
+    def test_why_there_is_no_batch_copy_without_a_driver(self):
+        report = self.report()
+        assert report["batch_copy"] is False
+        expected = "this is the build without CUDA" if kk.is_stub_build() else "there is no CUDA driver"
+        assert report["batch_copy_reason"] == expected
+
+    def test_without_nvidia_smi(self, tmp_path):
+        report = self.report(PATH=str(tmp_path))
+        assert report["driver_release"] is None
+        assert report["devices_reason"].startswith("there is no nvidia-smi")
+        if not kk.build_info().devices:
+            assert report["devices"] == []
+
+    @pytest.mark.skipif(kk.build_info().devices > 0, reason="there is a GPU")
+    def test_devices_that_nvidia_smi_tells_of(self, tmp_path):
+        """Also where the library sees none: that may be what is wrong."""
+        variables = with_smi(tmp_path, lines(KNOWN, HARDLY_KNOWN))
+        report = self.report(**variables)
+        assert report["driver_release"] == "580.95.05"
+        assert report["devices_reason"] is None
+        known, hardly_known = report["devices"]
+        unseen = "this process does not see the device"
+        assert known == {
+            "ordinal": None,
+            "name": "NVIDIA H200",
+            "memory_nbytes": 143771 << 20,
+            "compute_capability": "9.0",
+            "multiprocessors": None,
+            "pci_bus_id": "0000:3b:00.0",
+            "pcie_generation": 5,
+            "pcie_width": 16,
+            "pcie_max_generation": 5,
+            "pcie_max_width": 16,
+            "unknown": {"ordinal": unseen, "multiprocessors": unseen},
+        }
+        assert hardly_known["name"] == "NVIDIA GH200 480GB"
+        assert hardly_known["memory_nbytes"] is None
+        assert hardly_known["unknown"]["memory_nbytes"] == "nvidia-smi does not say"
+        assert hardly_known["unknown"]["pcie_generation"] == "nvidia-smi does not say, nor does the kernel"
+        text = output(kvbm_kernels("info", **variables))
+        assert "NVIDIA H200, 140.4 GiB, compute capability 9.0, ? multiprocessors\n" in text
+        assert "PCIe 5 x16 now, 5 x16 at most, at 0000:3b:00.0\n" in text
+        assert "NVIDIA GH200 480GB, ? GiB" in text
+        assert "? ordinal, multiprocessors: this process does not see the device\n" in text
+
+    def test_what_is_asked_of_nvidia_smi(self, tmp_path):
+        self.report(**with_smi(tmp_path, f'echo "$@" > {tmp_path}/asked'))
+        asked = (tmp_path / "asked").read_text()
+        for name in [
+            *SMI_FIELDS,
+            *(f"pcie.link.{what}.{when}" for what in ("gen", "width") for when in ("current", "max")),
+        ]:
+            assert name in asked
+
+    def test_nvidia_smi_that_fails(self, tmp_path):
+        report = self.report(**with_smi(tmp_path, "echo 'NVIDIA-SMI has failed: no driver'; exit 9"))
+        assert "nvidia-smi failed: NVIDIA-SMI has failed: no driver" in report["devices_reason"]
+        assert report["driver_release"] is None
