@@ -5,6 +5,7 @@
 #   ci/device.sh [build] [test] [facade] [sanitize] [bench] [ceiling]     all when none is named
 #
 # The step facade is that of the Python package. It needs cffi, and is left out where there is none and it is not named.
+# What it has of the command kvbm-kernels needs click and rich.
 set -u
 cd "$(dirname "$0")/.."
 OUT=${OUT:-$(mktemp -d)}
@@ -67,7 +68,7 @@ native() {
 c_tests() {
   # shellcheck disable=SC2046
   KVBM_REQUIRE_GPU=1 timeout 240 python3 -m pytest -q -W default --maxfail=10 --durations=8 -p no:cacheprovider \
-    $(ls tests/test_gpu_*.py | grep -v facade)
+    $(ls tests/test_gpu_*.py | grep -v -e facade -e cli)
 }
 
 # The package as a build would lay it out, on arrays of the GPU and on all that it does for host memory.
@@ -86,9 +87,14 @@ facade() (
   status=0
   timeout 240 python3 -m pytest -q -rs -W default --maxfail=10 --durations=8 -p no:cacheprovider \
     tests/test_gpu_facade*.py || status=1
+  if python3 -c 'import click, rich' 2>/dev/null; then
+    timeout 240 python3 -m pytest -q -rs -W default --maxfail=10 -p no:cacheprovider tests/test_gpu_cli.py || status=1
+  else
+    echo "test_gpu_cli.py left out: the extra cli is not installed"
+  fi
   JAX_PLATFORMS=cpu timeout 240 python3 -m pytest -q -W default --maxfail=10 -p no:cacheprovider tests/test_lifetime.py \
     tests/test_copy_blocks.py tests/test_batch.py tests/test_convert.py tests/test_c_api.py tests/test_c_views.py \
-    tests/test_arrays.py tests/test_streams.py || status=1
+    tests/test_c_explain.py tests/test_arrays.py tests/test_streams.py || status=1
   return $status
 )
 
