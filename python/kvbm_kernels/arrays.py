@@ -83,13 +83,15 @@ class Array(NamedTuple):
 
 
 def describe(obj: Any) -> Array:
-    """Describe an array of any kind; nothing is copied.
+    """Describe an array of any kind; nothing is copied. What is described already stays as it is.
 
     Raises KvbmTypeError, without a name in front, for an object that is no array, an array in memory that is neither
     the host's nor CUDA's, and elements whose bits need the array library to be understood.
     """
     if isinstance(obj, np.ndarray):
         return _describe_numpy(obj, obj)
+    if isinstance(obj, Array):
+        return obj
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
         return _describe_torch(torch, obj)

@@ -94,10 +94,17 @@ class BlockStack(View):
         if "o" not in axes and shape.no > 1:
             apart["no"] = shape.no
         arrays, names = _nested(tensors, apart, name)
-        group = gather(arrays, _expected(axes, shape), names)
         steps = PerIndex(layer=apart.get("no", 1) if "nl" in apart else 0, outer=int("no" in apart))
+        return cls._of_arrays(arrays, shape, axes, names, steps)
+
+    @classmethod
+    def _of_arrays(
+        cls, arrays: Sequence[Any], shape: BlockShape, axes: str, names: Names, steps: PerIndex, num_tables: int = 1
+    ) -> Self:
+        """Block stacks in a flat list of arrays, through which the indices that are none of their axes ``step``."""
+        group = gather(arrays, _expected(axes, shape), names)
         view = cls.__new__(cls)
-        view._lay_out(group, axes, shape, _layout_of(axes, group.form), names, steps)
+        view._lay_out(group, axes, shape, _layout_of(axes, group.form), names, steps, num_tables)
         return view
 
 

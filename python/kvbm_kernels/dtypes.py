@@ -110,6 +110,11 @@ def dtype_of(element: Element) -> DType | None:
     return _BY_ELEMENT.get(element)
 
 
+def element_of(dtype: DType) -> Element:
+    """What an array of this type says it holds."""
+    return _ELEMENTS[dtype]
+
+
 def common_dtype(elements: list[Element], names: list[str]) -> DType:
     """The type of arrays that are to exchange elements: the one that is not mere raw bits, if any is not.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any, NamedTuple, TypeAlias
 
@@ -125,6 +126,62 @@ class Geometry(Uncopied):
             offset=self.offset + start * self.strides.head,
             first=self.first._replace(head=self.first.head + start),
         )
+
+    def folded(self) -> Geometry:
+        """The same rows, with strides in the place of bases that step evenly. For a table as it was made, in order.
+
+        Tensors of layers that lie in one allocation, as far from each other as it has layers, are then as good as one
+        tensor for all of them: what follows on from one layer to the next is copied in one piece.
+        """
+        counts = dict(zip(self.steps._fields, self.extents, strict=True))
+        moving = [name for name, step in zip(self.steps._fields, self.steps, strict=True) if step]
+        table = self.bases[: math.prod(counts[name] for name in moving)].reshape([counts[name] for name in moving])
+        strides = self.strides._asdict()
+        kept: list[str] = []
+        for name in moving:
+            axis = len(kept)
+            gaps = np.diff(table, axis=axis)
+            step = int(gaps.flat[0]) if gaps.size else 0
+            if table.size and (gaps == step).all():
+                strides[name] += step
+                table = np.asarray(table.take(0, axis=axis))
+            else:
+                kept.append(name)
+        steps = {name: math.prod(table.shape[i + 1 :]) for i, name in enumerate(kept)}
+        return Geometry(
+            np.ascontiguousarray(table).reshape(-1),
+            PerIndex(**steps),
+            PerIndex(**strides),
+            self.extents,
+            self.row_nbytes,
+            self.offset,
+            self.ids,
+        )
+
+    def in_pieces(self, count: int) -> Geometry:
+        """Each block as ``count`` blocks, of as many tokens each, that follow each other."""
+        block, layer, outer = self.steps[:3]
+        ids = np.arange(self.extents.block, dtype=np.int64) if self.ids is None else self.ids
+        tokens = self.extents.token // count
+        piece = tokens * self.strides.token
+        within = np.arange(count, dtype=np.int64)
+        extents = self.extents._replace(block=self.extents.block * count, token=tokens)
+        if not block and self.strides.block == count * piece:
+            strides = self.strides._replace(block=piece)
+            numbered = (ids[:, None] * count + within).reshape(-1)
+            ids_or_all = None if self.ids is None else numbered
+            return Geometry(self.bases, self.steps, strides, extents, self.row_nbytes, self.offset, ids_or_all)
+        chunks = np.zeros(1, np.int64)
+        for extent, step in ((self.extents.layer, layer), (self.extents.outer, outer)):
+            if step:
+                chunks = (chunks[:, None] + np.arange(extent, dtype=np.int64) * step).reshape(-1)
+        starts = self.bases[(ids * block)[:, None] + chunks] + (ids * self.strides.block)[:, None]
+        table = starts[:, None, :] + (within * piece)[:, None]
+        outers = self.extents.outer if outer else 1
+        steps = PerIndex(block=len(chunks), layer=outers if layer else 0, outer=1 if outer else 0)
+        strides = self.strides._replace(block=0)
+        extents = extents._replace(block=len(ids) * count)
+        return Geometry(table.reshape(-1), steps, strides, extents, self.row_nbytes, self.offset).folded()
 
     def _narrowed(self, **changes: Any) -> Geometry:
         parts = {

@@ -53,7 +53,7 @@ class View(Uncopied):
         Ids count from 0 in this view. Raises KvbmIndexError for an id that is negative or too large, and KvbmTypeError
         for ids that are no integers.
         """
-        return self._narrowed(self.geometry.select(_as_ids(ids, len(self))), self.shape)
+        return self._narrowed(self.geometry.select(as_block_ids(ids, len(self))), self.shape)
 
     def heads(self, start: SupportsIndex, stop: SupportsIndex) -> Self:
         """Only the heads from ``start`` up to, but not with, ``stop``. Raises KvbmIndexError outside 0 to nh."""
@@ -154,7 +154,7 @@ def _as_range(what: str, start: SupportsIndex, stop: SupportsIndex, count: int) 
     return first, end
 
 
-def _as_ids(ids: Any, count: int) -> Addresses:
+def as_block_ids(ids: Any, count: int) -> Addresses:
     if isinstance(ids, slice):
         try:
             return np.arange(*ids.indices(count), dtype=np.int64)

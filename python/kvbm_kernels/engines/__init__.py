@@ -1,5 +1,12 @@
-"""From the tensors of inference engines to views of their blocks, in one line each."""
+"""From the tensors of inference engines to views of their blocks, in one line each.
 
+Only tensors and names are taken, and no engine is imported. Every function returns an :class:`EngineBlocks`, a block
+stack like any other, that takes the engine's own block ids; caches that no one view describes are several, a
+:class:`LayerGroups`. docs/engines has a page for each engine.
+"""
+
+from kvbm_kernels.engines.blocks import EngineBlocks, split_blocks
 from kvbm_kernels.engines.groups import LayerGroups, layer_groups
+from kvbm_kernels.engines.vllm import from_vllm, from_vllm_buffer
 
-__all__ = ["LayerGroups", "layer_groups"]
+__all__ = ["EngineBlocks", "LayerGroups", "from_vllm", "from_vllm_buffer", "layer_groups", "split_blocks"]

@@ -1,0 +1,155 @@
+"""Reading what an engine hands over: lists, shapes and arguments, checked before a view is made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kvbm_kernels.arrays import Array, Form, describe, device_name
+from kvbm_kernels.dtypes import DType, element_of
+from kvbm_kernels.engines.tensors import SYMBOLS, Axis, Part, Tensors, in_elements, place_of, placed
+from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
+from kvbm_kernels.layouts import contiguous_strides
+
+_LISTS = {"k": "an entry for each object", "l": "an entry for each layer", "o": "two entries, K and V"}
+
+
+def read(tensors: Any, axes: str, name: str, part: Part | None = None, **known: int | None) -> Tensors:
+    """Describe an engine's tensors.
+
+    ``axes`` are the letters of the lists they come in, each with a slash behind it, and then those of a tensor's
+    dimensions: ``"l/o/shd"`` is a list with a pair of tensors ``[slots, heads, head_size]`` for each layer. Of pairs,
+    ``part`` takes only K or V. ``known`` are extents, by letter, that the caller has said.
+
+    Raises KvbmTypeError for what is no list or no array, and KvbmValueError for lists and shapes other than these.
+    """
+    *levels, letters = axes.split("/")
+    entries, names, counts = [tensors], [name], {}
+    for level in levels:
+        entries, names, counts[level] = _opened(entries, names, level)
+    chosen = ""
+    if part is not None and "o" in counts:
+        place, chosen = place_of(part), "o"
+        inside = math.prod(list(counts.values())[list(counts).index("o") + 1 :])
+        kept = [i for i in range(len(entries)) if i // inside % 2 == place]
+        entries, names = [entries[i] for i in kept], [names[i] for i in kept]
+        del counts["o"]
+    arrays = []
+    for entry, label in zip(entries, names, strict=True):
+        try:
+            arrays.append(describe(entry))
+        except KvbmError as error:
+            raise type(error)(f"{label} {error}") from None
+    expected = _expected(letters, known)
+    first = arrays[0].form
+    if len(first.shape) != len(letters) or any(
+        wanted is not None and extent != wanted for extent, (_, wanted) in zip(first.shape, expected, strict=True)
+    ):
+        written = ", ".join(text for text, _ in expected)
+        raise KvbmValueError(f"{names[0]} {placed(first)}, expected [{written}]")
+    for array, label in zip(arrays, names, strict=True):
+        _check_alike(array.form, first, label, names[0])
+    shape = {
+        letter: Axis(*each) for letter, each in zip(letters, zip(first.shape, first.strides, strict=True), strict=True)
+    }
+    shape.pop("1", None)
+    return Tensors(arrays, names, counts, shape, chosen=chosen)
+
+
+def flat(buffer: Any, name: str, axes: Mapping[str, Axis], dtype: DType, offset: int = 0) -> Tensors:
+    """Name the dimensions of elements that lie in one array which has none of its own, from ``offset`` bytes on.
+
+    Raises KvbmValueError for an array that is not contiguous, or too small for them.
+    """
+    try:
+        array = describe(buffer)
+    except KvbmError as error:
+        raise type(error)(f"{name} {error}") from None
+    form = array.form
+    if not form.is_contiguous:
+        raise KvbmValueError(f"{name} {placed(form)}, expected a contiguous buffer")
+    reach = offset + sum((axis.extent - 1) * axis.stride for axis in axes.values()) + dtype.itemsize
+    if reach > form.nbytes:
+        raise KvbmValueError(f"{name} has {form.nbytes} bytes, expected at least {reach} for these blocks")
+    array = array._replace(form=form._replace(element=element_of(dtype)))
+    return Tensors([array], [name], {}, dict(axes), offset)
+
+
+def dense(extents: Mapping[str, int], itemsize: int) -> dict[str, Axis]:
+    """Dimensions without gaps, outermost first."""
+    strides = contiguous_strides(tuple(extents.values()), itemsize)
+    return {letter: Axis(*each) for letter, *each in zip(extents, extents.values(), strides, strict=True)}
+
+
+def required(value: Any, name: str, why: str) -> Any:
+    """An argument that nothing else tells. Raises KvbmValueError, saying why, if it is missing."""
+    if value is None:
+        raise KvbmValueError(f"{name} is missing: {why}")
+    return value
+
+
+def one_of(value: object, name: str, choices: Iterable[str], refused: Mapping[str, str] | None = None) -> str:
+    """A name among those there are.
+
+    Raises KvbmTypeError, and KvbmValueError, which says why where a name is known and ``refused``.
+    """
+    if refused and value in refused:
+        raise KvbmValueError(f"{name} is {value!r}: {refused[str(value)]}")
+    if not isinstance(value, str):
+        raise KvbmTypeError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
+    if value not in choices:
+        raise KvbmValueError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
+    return value
+
+
+def _opened(entries: list[Any], names: list[str], level: str) -> tuple[list[Any], list[str], int]:
+    """The entries of a list of lists, their names, and how many each has."""
+    inner: list[Any] = []
+    inner_names: list[str] = []
+    count = 2 if level == "o" else None
+    for entry, label in zip(entries, names, strict=True):
+        if isinstance(entry, Mapping):
+            keys, values = [f"[{key!r}]" for key in entry], list(entry.values())
+        elif isinstance(entry, list | tuple) and not isinstance(entry, Array):
+            keys, values = [f"[{i}]" for i in range(len(entry))], list(entry)
+        else:
+            raise KvbmTypeError(f"{label} is a {type(entry).__name__}, expected a list or dict with {_LISTS[level]}")
+        if not values or (count is not None and len(values) != count):
+            of_same = "" if level == "o" or not count else f", {count} as in {names[0]}"
+            raise KvbmValueError(f"{label} has {len(values)} entries, expected {_LISTS[level]}{of_same}")
+        count = len(values)
+        inner += values
+        inner_names += [label + key for key in keys]
+    return inner, inner_names, count or 0
+
+
+def _expected(letters: str, known: Mapping[str, int | None]) -> list[tuple[str, int | None]]:
+    fixed: dict[str, int | None] = {"o": 2, "1": 1, **known}
+    dims: list[tuple[str, int | None]] = []
+    for letter in letters:
+        extent = fixed.get(letter)
+        symbol = SYMBOLS[letter]
+        dims.append((symbol if extent is None or symbol == str(extent) else f"{symbol} = {extent}", extent))
+    return dims
+
+
+def _check_alike(form: Form, first: Form, label: str, first_label: str) -> None:
+    if form == first:
+        return
+    if form.element != first.element:
+        raise KvbmTypeError(
+            f"{label} has dtype {form.element.name}, expected the {first.element.name} of {first_label}"
+        )
+    if form.shape != first.shape:
+        raise KvbmValueError(
+            f"{label} {placed(form)}, expected the shape {list(first.shape)} of {first_label}: blocks of one "
+            'view have one shape; part="k" and part="v" are a view each, and layer_groups() makes one for each kind'
+        )
+    steps = [(a, b) for a, b, extent in zip(form.strides, first.strides, form.shape, strict=True) if extent > 1]
+    if any(a != b for a, b in steps):
+        raise KvbmValueError(f"{label} {placed(form)}, expected the strides {in_elements(first)} of {first_label}")
+    if form.device != first.device:
+        raise KvbmValueError(
+            f"{label} is on {device_name(form.device)}, expected the {device_name(first.device)} of {first_label}"
+        )

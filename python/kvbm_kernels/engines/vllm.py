@@ -1,0 +1,279 @@
+"""vLLM's caches, of every version from 0.20 to 0.33. docs/engines/vllm.md says which is which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, SupportsIndex
+
+from kvbm_kernels.dtypes import DTypeLike, as_dtype
+from kvbm_kernels.engines.blocks import EngineBlocks
+from kvbm_kernels.engines.reading import flat, one_of, read, required
+from kvbm_kernels.engines.tensors import Axis, LayerTensors, Part, Scales, Tensors
+from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
+from kvbm_kernels.layouts import as_count
+
+# The letters of KVCacheLayout, and of what came before it, as this package has them.
+_LETTERS = {"L": "l", "B": "b", "H": "h", "N": "t", "C": "c", "2": "o", "D": "d"}
+_CANONICAL = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
+# Tensors over all layers that a connector could ask for until 0.28.
+_CROSS_LAYER = ("BL2NHD", "BHL2ND", "B2HLND")
+
+# What a layer's tensor is, whatever lies where in memory; and the orders it may have there.
+_LAYERS = {
+    "kv_first": ("obthd", ("lobthd", "lobhtd", "blothd", "bhlotd")),
+    "blocks_first": ("bothd", ("lbothd", "lbohtd", "blothd", "bohltd")),
+    "packed": ("bhtc", ("lbthc", "lbhtc", "blthc", "bhltc")),
+    "mla": ("btd", ("lbtd", "bltd")),
+    "cpu": ("bhtc", ("lbhtc",)),
+}
+
+REFUSED = {
+    "x_packed": (
+        "K in [num_blocks, num_heads, head_size/x, block_size, x] and V in [num_blocks, num_heads, head_size, "
+        "block_size] have no rows: the elements of one head of one token do not lie together"
+    ),
+    "nvfp4": (
+        "the scales of a page lie apart from its rows and in an order of the kernel's own, which copying rows would "
+        "leave behind"
+    ),
+    "dsv4": (
+        "a DeepSeek-V4 page holds the 576 bytes of all its tokens and then the 8 scale bytes of all of them, and is "
+        "padded: no row of it has its scales, so only whole pages can be moved, as rows of one token a page"
+    ),
+}
+
+_INLINE_SCALE_NBYTES = 4
+_DSV4_NBYTES = 584
+
+
+def from_vllm(
+    kv_caches: LayerTensors | Any,
+    *,
+    layout: str,
+    block_size: SupportsIndex,
+    no: int | None = None,
+    head_size: SupportsIndex | None = None,
+    head_size_v: SupportsIndex | None = None,
+    kernel_block_size: SupportsIndex | None = None,
+    part: Part | None = None,
+    dtype: DTypeLike | None = None,
+    scales: Scales | None = None,
+    name: str = "kv_caches",
+) -> EngineBlocks:
+    """The blocks of vLLM's KV cache.
+
+    ``kv_caches`` is what ``register_kv_caches`` is given: the tensors of the layers, in a dict or list. ``layout`` says
+    what they are:
+
+    - ``"kv_first"``: ``[2, num_blocks, block_size, num_heads, head_size]``, FlashAttention to 0.20.
+    - ``"blocks_first"``: ``[num_blocks, 2, block_size, num_heads, head_size]``, FlashInfer and Triton to 0.24, and
+      FlashAttention in 0.24.
+    - ``"packed"``: ``[num_blocks, num_heads, block_size, content]``, K and V of a token and head in one row, 0.26 to
+      0.28.
+    - ``"LBHNC"``, ``"LBNHC"``, ``"LHBNC"``, ``"BLHNC"``, ``"BLNHC"``, ``"BHLNC"``: the same shape, from 0.30 on, in the
+      memory order of that ``KVCacheLayout``.
+    - ``"mla"``: ``[num_blocks, block_size, content]``, to 0.28. From 0.30 on MLA is ``no=1`` of the names above.
+    - ``"cpu"``: as "packed", but with all K of a head before all its V, the CPU backend from 0.26 on.
+
+    The strides of the tensors say whether heads or tokens come first, and where pages are padded; they have to be those
+    of the layout. ``kv_caches`` can also be one tensor for all layers: a 5-dimensional one in the order that one of the
+    six names spells, or a 6-dimensional ``"BL2NHD"``, ``"BHL2ND"`` or ``"B2HLND"`` of 0.20 and 0.24.
+
+    Where K and V share a row, ``no=1`` leaves them there, and ``no=2`` reads them apart, as other engines have them, so
+    that blocks agree with theirs; that needs ``head_size``, in elements, and ``head_size_v`` if V's is another. K and V
+    of different sizes are no one view: ``part="k"`` and ``part="v"`` are one each.
+
+    ``block_size`` is what the block table counts in. If the kernels' blocks are smaller, ``kernel_block_size`` is
+    theirs: a block of the view is then the tokens of a whole block where they follow each other evenly, else it is a
+    kernel block, and an id stands for several, see :class:`EngineBlocks`. Block 0 is vLLM's null block, and reserved.
+
+    Elements of one byte need ``scales``: "inline" if rows hold their own (``int8_per_token_head`` and
+    ``fp8_per_token_head``, four bytes behind ``head_size`` elements; ``fp8_ds_mla`` with ``no=1``), or "constant" for
+    fp8 whose scales the model has. ``dtype`` is for tensors of integers that hold the bits of another type.
+
+    Raises KvbmValueError for a layout, shape, stride or size that is not as said, KvbmTypeError for elements that are
+    not, both naming the tensor; nothing is guessed.
+    """
+    one_of(layout, "layout", [*_LAYERS, *_CANONICAL, *_CROSS_LAYER], REFUSED)
+    tokens, ratio = _kernel_blocks(block_size, kernel_block_size)
+    if isinstance(kv_caches, Mapping | list | tuple):
+        if layout in _CROSS_LAYER:
+            raise KvbmTypeError(f"{name} is a {type(kv_caches).__name__}, expected one tensor for layout {layout!r}")
+        order = _order_of(layout)
+        axes, orders = _LAYERS.get(layout, ("bhtc", (order,)))
+        tensors = read(kv_caches, "l/" + axes, name, t=tokens)
+    else:
+        if layout in _LAYERS:
+            raise KvbmTypeError(
+                f"{name} is a {type(kv_caches).__name__}, expected a list or dict of layers for layout {layout!r}"
+            )
+        orders = (_order_of(layout),)
+        tensors = read(kv_caches, orders[0], name, t=tokens)
+    tensors.check_order(orders, f"layout {layout!r}")
+    _apart(tensors, layout, no, head_size, head_size_v, scales, part)
+    return _blocks(tensors, ratio, dtype, scales)
+
+
+def from_vllm_buffer(
+    buffer: Any,
+    *,
+    layout: str,
+    num_layers: SupportsIndex,
+    num_blocks: SupportsIndex,
+    num_kv_heads: SupportsIndex,
+    block_size: SupportsIndex,
+    head_size: SupportsIndex,
+    dtype: DTypeLike,
+    no: int,
+    head_size_v: SupportsIndex | None = None,
+    kernel_block_size: SupportsIndex | None = None,
+    offset: SupportsIndex = 0,
+    layer_stride: SupportsIndex | None = None,
+    block_stride: SupportsIndex | None = None,
+    part: Part | None = None,
+    scales: Scales | None = None,
+    name: str = "buffer",
+) -> EngineBlocks:
+    """The blocks of some layers in the one buffer that vLLM allocates from 0.30 on.
+
+    ``layout`` is one of the six names of ``KVCacheLayout``. ``offset``, ``layer_stride`` and ``block_stride`` are bytes,
+    those of the ``KVCacheTensor`` that places these layers; without strides, layers and blocks follow each other
+    without padding. ``head_size_v`` is 0 for MLA, whose ``head_size`` is the whole row; with ``no=1`` and another value
+    rows hold K and V. With ``scales="inline"``, ``head_size`` does not count the scale. All else is as for
+    :func:`from_vllm`.
+
+    Raises KvbmValueError for strides that let blocks overlap, a buffer that is too small or not contiguous, and as
+    :func:`from_vllm` does.
+    """
+    one_of(layout, "layout", _CANONICAL, REFUSED)
+    element = as_dtype(dtype)
+    tokens, ratio = _kernel_blocks(block_size, kernel_block_size)
+    k = as_count(head_size, "head_size", 1)
+    v = k if head_size_v is None else as_count(head_size_v, "head_size_v", 0)
+    scale = _inline_scale(scales, element.itemsize)
+    content = k + scale + (v + scale if v else 0)
+    extents = {
+        "l": as_count(num_layers, "num_layers", 1),
+        "b": as_count(num_blocks, "num_blocks", 1) * ratio,
+        "h": as_count(num_kv_heads, "num_kv_heads", 1),
+        "t": tokens,
+        "c": content,
+    }
+    given = {
+        "l": None if layer_stride is None else as_count(layer_stride, "layer_stride", 1),
+        "b": None if block_stride is None else _kernel_stride(as_count(block_stride, "block_stride", 1), ratio),
+    }
+    order = _order_of(layout)
+    axes: dict[str, Axis] = {}
+    stride = element.itemsize
+    for letter in reversed(order):
+        axes[letter] = Axis(extents[letter], given.get(letter) or stride)
+        stride = axes[letter].stride * extents[letter]
+    tensors = flat(buffer, name, axes, element, as_count(offset, "offset", 0))
+    if not v and no != 1:
+        raise KvbmValueError(f"no is {no!r}, expected 1 for rows without V: head_size_v is 0")
+    _apart(tensors, layout, no, k, v, scales, part)
+    return _blocks(tensors, ratio, element, scales)
+
+
+def _order_of(layout: str) -> str:
+    return "".join(_LETTERS.get(letter, "") for letter in layout)
+
+
+def _kernel_blocks(block_size: SupportsIndex, kernel_block_size: SupportsIndex | None) -> tuple[int, int]:
+    """Tokens in a kernel block, and kernel blocks in a block."""
+    size = as_count(block_size, "block_size", 1)
+    if kernel_block_size is None:
+        return size, 1
+    tokens = as_count(kernel_block_size, "kernel_block_size", 1)
+    if size % tokens:
+        raise KvbmValueError(f"kernel_block_size is {tokens}, expected a divisor of block_size, {size}")
+    return tokens, size // tokens
+
+
+def _kernel_stride(block_stride: int, ratio: int) -> int:
+    if block_stride % ratio:
+        raise KvbmValueError(f"block_stride is {block_stride}, expected a multiple of {ratio}, its kernel blocks")
+    return block_stride // ratio
+
+
+def _inline_scale(scales: Scales | None, itemsize: int) -> int:
+    """How many elements the scale in a row takes."""
+    return _INLINE_SCALE_NBYTES // itemsize if scales == "inline" else 0
+
+
+def _apart(
+    tensors: Tensors,
+    layout: str,
+    no: int | None,
+    head_size: SupportsIndex | None,
+    head_size_v: SupportsIndex | None,
+    scales: Scales | None,
+    part: Part | None,
+) -> None:
+    """Read K and V apart, or together."""
+    if "c" not in tensors.axes:
+        if no not in (None, tensors.extent("o")):
+            raise KvbmValueError(f"no is {no!r}, expected {tensors.extent('o')} for layout {layout!r}, or none")
+        _refuse_dsv4(tensors, tensors.extent("d"))
+        tensors.choose(part)
+        return
+    if no not in (1, 2):
+        raise KvbmValueError(
+            f"no is {no!r}, expected 2 to read K and V of a row apart, or 1 to leave them together, as in MLA"
+        )
+    content = tensors.extent("c")
+    if no == 1:
+        if layout == "cpu":
+            raise KvbmValueError('no is 1, expected 2 for layout "cpu", whose rows are K or V')
+        if part is not None:
+            raise KvbmValueError(f"part is {part!r}, expected none with no=1, which leaves K and V together")
+        _refuse_dsv4(tensors, content)
+        tensors.rename("c", "d")
+        return
+    required(head_size, "head_size", f"nothing tells where in a content of {content} elements K ends and V begins")
+    scale = _inline_scale(scales, tensors.itemsize)
+    k = as_count(head_size, "head_size", 1) + scale  # type: ignore[arg-type]
+    v = k if head_size_v is None else as_count(head_size_v, "head_size_v", 1) + scale
+    if k + v != content:
+        of_scales = f", each with a scale of {scale}" if scale else ""
+        tensors.fail(f"with a content of {content}, expected {k} + {v} elements of K and V{of_scales}")
+    if layout == "cpu":
+        if k != v:
+            tensors.fail("with K and V of different sizes, expected equal ones for the CPU backend")
+        tokens = tensors.extent("t")
+        nbytes = k * tensors.itemsize
+        tensors.axes.pop("c")
+        tensors.axes["o"] = Axis(2, tokens * nbytes)
+        tensors.axes["t"] = Axis(tokens, nbytes)
+        tensors.axes["d"] = Axis(k, tensors.itemsize)
+    elif k == v:
+        tensors.split("c", "o", "d", k)
+    elif part is None:
+        raise KvbmValueError(
+            f'K has rows of {k} elements and V of {v}, which are no one view: part="k" and part="v" are a view each, '
+            'and layer_groups(..., parts=("k", "v")) makes both'
+        )
+    else:
+        tensors.narrow("c", 0 if part == "k" else k, k if part == "k" else v)
+        tensors.rename("c", "d")
+        return
+    tensors.choose(part)
+
+
+def _refuse_dsv4(tensors: Tensors, content: int) -> None:
+    if content * tensors.itemsize == _DSV4_NBYTES and tensors.itemsize == 1:
+        tensors.fail(f"with {content} bytes a token: {REFUSED['dsv4']}")
+
+
+def _blocks(tensors: Tensors, ratio: int, dtype: DTypeLike | None, scales: Scales | None) -> EngineBlocks:
+    """The view, with kernel blocks joined to blocks where one stride steps through the tokens of all."""
+    if ratio > 1:
+        blocks, tokens = tensors.axes["b"], tensors.axes["t"]
+        if blocks.extent % ratio:
+            tensors.fail(f"with {blocks.extent} kernel blocks, expected a multiple of {ratio}, those of a block")
+        if blocks.stride == tokens.extent * tokens.stride:
+            tensors.axes["b"] = Axis(blocks.extent // ratio, blocks.stride * ratio)
+            tensors.axes["t"] = Axis(tokens.extent * ratio, tokens.stride)
+            ratio = 1
+    return tensors.blocks(dtype, scales, num_reserved=1, pieces=ratio)
