@@ -6,7 +6,27 @@ stack like any other, that takes the engine's own block ids; caches that no one 
 """
 
 from kvbm_kernels.engines.blocks import EngineBlocks, split_blocks
+from kvbm_kernels.engines.flashinfer import from_flashinfer
 from kvbm_kernels.engines.groups import LayerGroups, layer_groups
+from kvbm_kernels.engines.llama_cpp import from_llama_cpp
+from kvbm_kernels.engines.lmcache import from_lmcache
+from kvbm_kernels.engines.sglang import from_sglang
+from kvbm_kernels.engines.tensorrt_llm import from_tensorrt_llm
+from kvbm_kernels.engines.transformers import from_transformers, from_transformers_paged
 from kvbm_kernels.engines.vllm import from_vllm, from_vllm_buffer
 
-__all__ = ["EngineBlocks", "LayerGroups", "from_vllm", "from_vllm_buffer", "layer_groups", "split_blocks"]
+__all__ = [
+    "EngineBlocks",
+    "LayerGroups",
+    "from_flashinfer",
+    "from_llama_cpp",
+    "from_lmcache",
+    "from_sglang",
+    "from_tensorrt_llm",
+    "from_transformers",
+    "from_transformers_paged",
+    "from_vllm",
+    "from_vllm_buffer",
+    "layer_groups",
+    "split_blocks",
+]

@@ -54,6 +54,21 @@ class LayerGroups(tuple[BlockStack, ...]):
         return type(self)(views, self.layers, self.parts)
 
 
+def beside(rows: BlockStack, scales: BlockStack) -> LayerGroups:
+    """Rows, and the scales that lie in memory of their own: for each block, layer, outer, token and head, one of each.
+
+    Raises KvbmValueError if they are not as many.
+    """
+    counts = [
+        (len(view), *(getattr(view.shape, symbol) for symbol in ("nl", "no", "nh", "nt"))) for view in (rows, scales)
+    ]
+    if counts[0] != counts[1]:
+        texts = ["{} blocks of nl={} no={} nh={} nt={}".format(*each) for each in counts]
+        raise KvbmValueError(f"scales has {texts[1]}, expected the {texts[0]} of what they scale")
+    layers = range(rows.shape.nl)
+    return LayerGroups((rows, scales), (layers, layers), ("kv", "scales"))
+
+
 def layer_groups(
     adapter: Callable[..., BlockStack],
     tensors: Mapping[Any, Any] | Sequence[Any],

@@ -20,11 +20,12 @@ def read(tensors: Any, axes: str, name: str, part: Part | None = None, **known: 
 
     ``axes`` are the letters of the lists they come in, each with a slash behind it, and then those of a tensor's
     dimensions: ``"l/o/shd"`` is a list with a pair of tensors ``[slots, heads, head_size]`` for each layer. Of pairs,
-    ``part`` takes only K or V. ``known`` are extents, by letter, that the caller has said.
+    ``part`` takes only K or V. Dimensions of several numbers, ``"olshd|ls1d"``, are told by how many a tensor has.
+    ``known`` are extents, by letter, that the caller has said.
 
     Raises KvbmTypeError for what is no list or no array, and KvbmValueError for lists and shapes other than these.
     """
-    *levels, letters = axes.split("/")
+    *levels, last = axes.split("/")
     entries, names, counts = [tensors], [name], {}
     for level in levels:
         entries, names, counts[level] = _opened(entries, names, level)
@@ -41,13 +42,15 @@ def read(tensors: Any, axes: str, name: str, part: Part | None = None, **known: 
             arrays.append(describe(entry))
         except KvbmError as error:
             raise type(error)(f"{label} {error}") from None
-    expected = _expected(letters, known)
     first = arrays[0].form
+    choices = last.split("|")
+    letters = next((each for each in choices if len(each) == first.ndim), choices[0])
+    expected = _expected(letters, known)
     if len(first.shape) != len(letters) or any(
         wanted is not None and extent != wanted for extent, (_, wanted) in zip(first.shape, expected, strict=True)
     ):
-        written = ", ".join(text for text, _ in expected)
-        raise KvbmValueError(f"{names[0]} {placed(first)}, expected [{written}]")
+        written = [", ".join(text for text, _ in _expected(each, known)) for each in choices]
+        raise KvbmValueError(f"{names[0]} {placed(first)}, expected [{'] or ['.join(written)}]")
     for array, label in zip(arrays, names, strict=True):
         _check_alike(array.form, first, label, names[0])
     shape = {
@@ -72,8 +75,10 @@ def flat(buffer: Any, name: str, axes: Mapping[str, Axis], dtype: DType, offset:
     reach = offset + sum((axis.extent - 1) * axis.stride for axis in axes.values()) + dtype.itemsize
     if reach > form.nbytes:
         raise KvbmValueError(f"{name} has {form.nbytes} bytes, expected at least {reach} for these blocks")
-    array = array._replace(form=form._replace(element=element_of(dtype)))
-    return Tensors([array], [name], {}, dict(axes), offset)
+    elements = form._replace(
+        shape=(form.nbytes // dtype.itemsize,), strides=(dtype.itemsize,), element=element_of(dtype)
+    )
+    return Tensors([array._replace(form=elements)], [name], {}, dict(axes), offset)
 
 
 def dense(extents: Mapping[str, int], itemsize: int) -> dict[str, Axis]:

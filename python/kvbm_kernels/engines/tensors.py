@@ -72,9 +72,19 @@ class Tensors:
         self.chosen = chosen
 
     @property
+    def order(self) -> str:
+        """The letters of the tensors' dimensions, outermost first as their shape has them."""
+        return "".join(self.axes)
+
+    @property
     def itemsize(self) -> int:
         """Bytes of an element."""
         return self.arrays[0].form.element.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the first array as it was given."""
+        return self.arrays[0].form.nbytes
 
     def extent(self, letter: str) -> int:
         """How many there are of what the letter stands for; 1 if it is no dimension."""

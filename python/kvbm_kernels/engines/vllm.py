@@ -136,8 +136,8 @@ def from_vllm_buffer(
 ) -> EngineBlocks:
     """The blocks of some layers in the one buffer that vLLM allocates from 0.30 on.
 
-    ``layout`` is one of the six names of ``KVCacheLayout``. ``offset``, ``layer_stride`` and ``block_stride`` are bytes,
-    those of the ``KVCacheTensor`` that places these layers; without strides, layers and blocks follow each other
+    ``layout`` is one of the six names of ``KVCacheLayout``. ``offset``, ``layer_stride`` and ``block_stride`` are those
+    of the ``KVCacheTensor`` that places these layers, in bytes; without strides, layers and blocks follow each other
     without padding. ``head_size_v`` is 0 for MLA, whose ``head_size`` is the whole row; with ``no=1`` and another value
     rows hold K and V. With ``scales="inline"``, ``head_size`` does not count the scale. All else is as for
     :func:`from_vllm`.

@@ -1,0 +1,72 @@
+"""LMCache's memory objects. docs/engines/lmcache.md has the shapes."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsIndex
+
+from kvbm_kernels.dtypes import DTypeLike
+from kvbm_kernels.engines.blocks import EngineBlocks
+from kvbm_kernels.engines.reading import one_of, read
+from kvbm_kernels.engines.tensors import Part, Scales
+from kvbm_kernels.errors import KvbmValueError
+from kvbm_kernels.layouts import as_count
+
+_FORMATS = {"KV_2LTD": "k/olsi", "KV_T2D": "k/l/soi", "KV_2TD": "k/l/osi", "KV_MLA_FMT": "k/1lsd"}
+
+REFUSED = {
+    "BINARY": "what it holds is compressed, and has no rows",
+    "BINARY_BUFFER": "what it holds is compressed, and has no rows",
+    "EC_TD": "it holds what an encoder has put out, and no K and V",
+    "HS_TD": "it holds hidden states, and no K and V",
+}
+
+
+def from_lmcache(
+    objects: Any,
+    *,
+    fmt: str,
+    block_size: SupportsIndex,
+    num_kv_heads: SupportsIndex,
+    head_size: SupportsIndex | None = None,
+    part: Part | None = None,
+    dtype: DTypeLike | None = None,
+    scales: Scales | None = None,
+    name: str = "objects",
+) -> EngineBlocks:
+    """The tokens of LMCache's memory objects, as blocks of ``block_size``, those of the first object first.
+
+    ``objects`` are the tensors of memory objects, one or a list, which all hold as many tokens; what is left of them
+    after the last whole block is left out. ``fmt`` is the name of their ``MemoryFormat``:
+
+    - ``"KV_2LTD"``: ``[2, num_layers, tokens, num_heads*head_size]``
+    - ``"KV_T2D"``: a list of ``[tokens, 2, num_heads*head_size]`` for each layer, and ``"KV_2TD"``: of ``[2, tokens,
+      num_heads*head_size]``; ``objects`` is then a list of such lists
+    - ``"KV_MLA_FMT"``: ``[1, num_layers, tokens, aligned_head_size]``; ``head_size`` is what of a row is used
+
+    Other formats are refused with the reason. ``part``, ``dtype`` and ``scales`` are as for :func:`from_vllm`, and so
+    are the errors. No block is reserved.
+    """
+    one_of(fmt, "fmt", _FORMATS, REFUSED)
+    tokens = as_count(block_size, "block_size", 1)
+    heads = as_count(num_kv_heads, "num_kv_heads", 1)
+    single = fmt in ("KV_2LTD", "KV_MLA_FMT") and not isinstance(objects, list | tuple)
+    tensors = read([objects] if single else objects, _FORMATS[fmt], name)
+    tensors.check_order([tensors.order], f"format {fmt!r}")
+    if fmt == "KV_MLA_FMT":
+        if heads != 1:
+            raise KvbmValueError(f"num_kv_heads is {heads}, expected 1 for format {fmt!r}")
+        if head_size is not None:
+            used = as_count(head_size, "head_size", 1)
+            if used > tensors.extent("d"):
+                tensors.fail(f"with rows of {tensors.extent('d')} elements, expected at least head_size, {used}")
+            tensors.narrow("d", 0, used)
+    else:
+        hidden = tensors.extent("i")
+        width, rest = divmod(hidden, heads)
+        if rest or head_size not in (None, width):
+            expected = f"a multiple of {heads} heads" if head_size is None else f"{heads} heads of {head_size}"
+            tensors.fail(f"with {hidden} elements a token, expected {expected}")
+        tensors.split("i", "h", "d", width)
+    tensors.split("s", "b", "t", tokens)
+    tensors.choose(part)
+    return tensors.blocks(dtype, scales)
