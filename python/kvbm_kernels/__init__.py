@@ -1,5 +1,6 @@
 """Move the KV-cache blocks of large language models between memory layouts and between memories."""
 
+from kvbm_kernels import engines
 from kvbm_kernels._native import ffi, lib
 from kvbm_kernels.batch import last_batch_routes, memcpy_batch, vectorized_copy
 from kvbm_kernels.block_allocator import BlockAllocator, BlockUsage, OutOfBlocks
@@ -82,6 +83,7 @@ __all__ = [
     "block_hashes",
     "build_info",
     "copy_blocks",
+    "engines",
     "explain",
     "ffi",
     "has_memcpy_batch_async",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, SupportsIndex, overload
+from typing import SupportsIndex, overload
 
 from kvbm_kernels.dtypes import DTypeLike
 from kvbm_kernels.engines.blocks import EngineBlocks

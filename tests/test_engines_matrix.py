@@ -1,0 +1,165 @@
+"""One logical cache, laid out as each engine does: the same universal blocks from all, and back into each."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvbm_kernels as kk
+import reference
+from engine_kinds import KINDS, MLA_KINDS, Kind, shape_of, split
+from reference_engines import Cache, Size
+
+SIZE = Size(B=8, L=3, N=4, H=5, D=6)
+MLA_SIZE = Size(B=8, L=3, N=4, H=1, D=9, no=1)
+# Of 8 blocks, none of those that any engine reserves.
+IDS = [5, 2, 7]
+
+EVERY = {
+    **{name: (kind, SIZE) for name, kind in KINDS.items()},
+    **{n: (kind, MLA_SIZE) for n, kind in MLA_KINDS.items()},
+}
+
+
+def logical(rng, size: Size, count: int) -> np.ndarray:
+    return reference.random_kv(rng, (count, size.L, size.no, size.N, size.H, size.D), size.dtype)
+
+
+def laid_out(kind: Kind, size: Size, kv: np.ndarray | None, ids: list[int], seed: int = 3) -> Cache:
+    """The engine's cache, the same noise in it each time, with these blocks written by the reference."""
+    cache = kind.lay_out(np.random.default_rng(seed), size)
+    if kv is not None:
+        cache.write(kv, ids)
+    return cache
+
+
+def assert_same_memory(actual: Cache, expected: Cache, name: str = "") -> None:
+    for i, (mine, theirs) in enumerate(zip(actual.memory, expected.memory, strict=True)):
+        try:
+            reference.assert_same_bytes(mine, theirs)
+        except AssertionError as error:
+            raise AssertionError(f"{name} memory[{i}]: {error}") from None
+
+
+def copy(dst: kk.View, src: kk.View) -> None:
+    """Copy between views that may have blocks in pieces."""
+    num_tokens = min(dst.shape.nt, src.shape.nt)
+    kk.copy_blocks(split(dst, num_tokens), split(src, num_tokens))
+
+
+@pytest.mark.parametrize("name", EVERY)
+class TestEachEngine:
+    def test_universal_blocks_are_the_same_whichever_engine_they_came_from(self, rng, name):
+        kind, size = EVERY[name]
+        kv = logical(rng, size, len(IDS))
+        cache = laid_out(kind, size, kv, IDS)
+        before = [array.copy() for array in cache.memory]
+        out = np.zeros((len(IDS), size.H, size.L, size.no, size.N, size.D), size.dtype)
+        copy(kk.UniversalBlocks(out, shape_of(size)), kind.view(cache.tensors, size)[IDS])
+        reference.assert_same_bytes(out, reference.universal(kv))
+        for array, was in zip(cache.memory, before, strict=True):
+            reference.assert_same_bytes(array, was)
+
+    def test_restores_its_rows_and_touches_nothing_else(self, rng, name):
+        kind, size = EVERY[name]
+        kv = logical(rng, size, len(IDS))
+        cache = laid_out(kind, size, None, IDS)
+        saved = reference.universal(kv)
+        copy(kind.view(cache.tensors, size)[IDS], kk.UniversalBlocks(saved, shape_of(size)))
+        assert_same_memory(cache, laid_out(kind, size, kv, IDS))
+
+    def test_heads_layers_and_ranks_are_those_of_the_cache(self, rng, name):
+        kind, size = EVERY[name]
+        kv = logical(rng, size, len(IDS))
+        view = kind.view(laid_out(kind, size, kv, IDS).tensors, size)
+        part = kv[:, 1:3]
+        if size.H > 1:
+            view, part = view.heads(1, 4), part[..., 1:4, :]
+            view, part = view.shard(2, 3), part[..., 2:3, :]
+        view = view.layers(1, 3)[IDS]
+        out = np.zeros(reference.universal(part).shape, size.dtype)
+        shape = kk.BlockShape(2, size.no, part.shape[4], size.N, size.D, "bf16")
+        copy(kk.UniversalBlocks(out, shape), view)
+        reference.assert_same_bytes(out, reference.universal(part))
+
+    def test_reserved_blocks_are_never_moved(self, rng, name):
+        """The null block and its like cannot be named, and are no part of a whole cache."""
+        kind, size = EVERY[name]
+        cache = laid_out(kind, size, None, [])
+        view = kind.view(cache.tensors, size)
+        assert view.num_reserved == cache.first
+        assert view.num_blocks == size.B
+        assert len(view) == len(view[:]) == (size.B - cache.first) * view.pieces
+        for reserved in range(cache.first):
+            with pytest.raises(IndexError, match=f"block id {reserved} is reserved .* expected {cache.first} to 7"):
+                view[[5, reserved]]
+        with pytest.raises(IndexError, match="block id 8, expected 0 to 7"):
+            view[[8]]
+        everything = list(range(cache.first, size.B))
+        kv = logical(rng, size, len(everything))
+        copy(view, kk.UniversalBlocks(reference.universal(kv), shape_of(size)))
+        assert_same_memory(cache, laid_out(kind, size, kv, everything))
+
+
+@pytest.mark.parametrize("src_name", EVERY)
+def test_from_each_engine_to_each(rng, src_name):
+    """The full matrix, without a universal block between."""
+    src_kind, size = EVERY[src_name]
+    kv = logical(rng, size, len(IDS))
+    src = src_kind.view(laid_out(src_kind, size, kv, IDS).tensors, size)[IDS]
+    others = [3, 6, 4]
+    for name, (kind, its_size) in EVERY.items():
+        if its_size is size:
+            cache = laid_out(kind, size, None, others)
+            copy(kind.view(cache.tensors, size)[others], src)
+            assert_same_memory(cache, laid_out(kind, size, kv, others), name)
+
+
+def sizes(no: int) -> st.SearchStrategy[Size]:
+    """Sizes of every oddness: K and V of 1 to 3 heads, or MLA."""
+    small = st.integers(1, 3)
+    return st.builds(
+        lambda blocks, layers, tokens, heads, width, dtype: Size(
+            B=4 + 2 * blocks, L=layers, N=tokens, H=heads if no == 2 else 1, D=width, no=no, dtype=dtype
+        ),
+        small,
+        small,
+        st.sampled_from([1, 2, 3, 4, 16]),
+        st.integers(1, 10),
+        st.integers(1, 9),
+        st.just(np.uint16),
+    )
+
+
+@pytest.mark.parametrize(("kinds", "no"), [(KINDS, 2), (MLA_KINDS, 1)])
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_any_size_from_any_engine_to_any(kinds, no, data):
+    size = data.draw(sizes(no))
+    fitting = [name for name, kind in kinds.items() if kind.fits(size)]
+    src_kind, dst_kind = (kinds[data.draw(st.sampled_from(fitting))] for _ in range(2))
+    available = list(range(2, size.B))
+    ids, others = (data.draw(st.permutations(available))[: size.B - 3] for _ in range(2))
+    rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+    kv = logical(rng, size, len(ids))
+    src = src_kind.view(laid_out(src_kind, size, kv, ids, 1).tensors, size)[ids]
+    cache = laid_out(dst_kind, size, None, others, 2)
+    copy(dst_kind.view(cache.tensors, size)[others], src)
+    assert_same_memory(cache, laid_out(dst_kind, size, kv, others, 2))
+
+
+def test_kinds_differ():
+    """No two kinds lay the same cache out alike by mistake of the reference: memory or what is handed over differs."""
+    kv = logical(np.random.default_rng(0), SIZE, len(IDS))
+    memories = {}
+    for name, kind in KINDS.items():
+        cache = laid_out(kind, SIZE, kv, IDS)
+        memories[name] = b"".join(array.tobytes() for array in cache.memory), cache.first
+    distinct = len(set(memories.values()))
+    assert distinct >= 30, [
+        pair for pair in itertools.combinations(memories, 2) if memories[pair[0]] == memories[pair[1]]
+    ]
