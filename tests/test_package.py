@@ -108,7 +108,8 @@ def test_the_wheel_holds_the_package_the_library_and_the_header(wheel):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (metadata,) = [archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA")]
     package = ROOT / "python/kvbm_kernels"
-    sources = {str(path.relative_to(package)) for path in package.rglob("*") if path.suffix in (".py", ".typed")}
+    files = (path for path in package.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    sources = {str(path.relative_to(package)) for path in files}
     built = {"kvbm_kernels/_lib/libkvbm_kernels.so", "kvbm_kernels/include/kvbm_kernels.h"}
     assert "py.typed" in sources
     assert names == built | {f"kvbm_kernels/{name}" for name in sources}
