@@ -58,7 +58,7 @@ def from_llama_cpp(
         tensors.index("n", which)
     width, rest = divmod(tensors.extent("i"), heads)
     if rest:
-        tensors.fail(f"with {tensors.extent('i')} elements a cell, expected a multiple of {heads} heads")
+        tensors.fail(f"has {tensors.extent('i')} elements a cell, expected a multiple of {heads} heads")
     tensors.split("i", "h", "d", width)
     tensors.split("s", "b", "t", tokens)
     return tensors.blocks(dtype, scales)

@@ -58,14 +58,14 @@ def from_lmcache(
         if head_size is not None:
             used = as_count(head_size, "head_size", 1)
             if used > tensors.extent("d"):
-                tensors.fail(f"with rows of {tensors.extent('d')} elements, expected at least head_size, {used}")
+                tensors.fail(f"has rows of {tensors.extent('d')} elements, expected at least head_size, {used}")
             tensors.narrow("d", 0, used)
     else:
         hidden = tensors.extent("i")
         width, rest = divmod(hidden, heads)
         if rest or head_size not in (None, width):
             expected = f"a multiple of {heads} heads" if head_size is None else f"{heads} heads of {head_size}"
-            tensors.fail(f"with {hidden} elements a token, expected {expected}")
+            tensors.fail(f"has {hidden} elements a token, expected {expected}")
         tensors.split("i", "h", "d", width)
     tensors.split("s", "b", "t", tokens)
     tensors.choose(part)

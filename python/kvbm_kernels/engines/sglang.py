@@ -98,6 +98,7 @@ def from_sglang(
     if layout in _HOST:
         tensors, num_reserved = _on_host(buffers, layout, part, tokens, head_group, name), 0
     else:
+        _refuse_group(head_group, layout)
         tensors, num_reserved = _on_device(buffers, layout, part, tokens, name), _DUMMY_PAGES
     if scales is None or scales == "inline" or scales == "constant":
         return tensors.blocks(dtype, scales, num_reserved=num_reserved)
@@ -108,7 +109,7 @@ def from_sglang(
     heads = tensors.extent("h")
     own = read(scales, "l/si" if layout == "MLA" else "l/o/si", "scales", part)
     if own.extent("i") % heads:
-        own.fail(f"with {own.extent('i')} scales a token, expected as many for each of {heads} heads")
+        own.fail(f"has {own.extent('i')} scales a token, expected as many for each of {heads} heads")
     own.split("i", "h", "d", own.extent("i") // heads)
     own.split("s", "b", "t", tokens)
     rows = tensors.blocks(dtype, "constant", num_reserved=num_reserved)
@@ -128,8 +129,8 @@ def _on_host(
     tensors = _paged(read(buffer, _HOST[layout], name, t=tokens), layout, tokens)
     if "g" in tensors.axes:
         _join_groups(tensors, head_group)
-    elif head_group is not None:
-        raise KvbmValueError(f"head_group is {head_group!r}, expected none for layout {layout!r} without groups")
+    else:
+        _refuse_group(head_group, layout)
     tensors.choose(part)
     return tensors
 
@@ -139,6 +140,11 @@ def _paged(tensors: Tensors, layout: str, tokens: int) -> Tensors:
     if "s" in tensors.axes:
         tensors.split("s", "b", "t", tokens)
     return tensors
+
+
+def _refuse_group(head_group: SupportsIndex | None, layout: str) -> None:
+    if head_group is not None:
+        raise KvbmValueError(f"head_group is {head_group!r}, expected none for layout {layout!r} without groups")
 
 
 def _join_groups(tensors: Tensors, head_group: SupportsIndex | None) -> None:

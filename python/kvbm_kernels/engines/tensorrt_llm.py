@@ -108,7 +108,7 @@ def _tensors(
         tensors.check_order(["bloj"], "a pool")
         _split_blob(tensors, inner, heads, tokens, layout)
     if tensors.extent("o") > 2:
-        tensors.fail(f"with {tensors.extent('o')} outer chunks, expected 2 for K and V or 1")
+        tensors.fail(f"has {tensors.extent('o')} outer chunks, expected 2 for K and V or 1")
     if tensors.extent("o") == 1:
         tensors.index("o", 0)
     tensors.choose(part)
@@ -125,7 +125,7 @@ def _split_region(
         tensors.as_elements("j", as_dtype(required(dtype, "dtype", why)))
     size = tensors.extent("j")
     if size % (layers * outer):
-        tensors.fail(f"with {size} elements a block, expected a multiple of {layers} layers times {outer}")
+        tensors.fail(f"has {size} elements a block, expected a multiple of {layers} layers times {outer}")
     tensors.split("j", "o", "j", size // (layers * outer))
     tensors.split("o", "l", "o", outer)
 
@@ -134,9 +134,9 @@ def _split_blob(tensors: Tensors, inner: str, heads: int, tokens: int, layout: s
     size = tensors.extent("j")
     head_size, rest = divmod(size, heads * tokens)
     if rest:
-        tensors.fail(f"with {size} elements a chunk, expected a multiple of {heads} heads times {tokens} tokens")
+        tensors.fail(f"has {size} elements a chunk, expected a multiple of {heads} heads times {tokens} tokens")
     if not inner:
-        tensors.fail(f"which is a pool, expected a list of buffers for layout {layout!r}")
+        tensors.fail(f"is a pool, expected a list of buffers for layout {layout!r}")
     counts = {"h": heads, "t": tokens}
     tensors.split("j", "j", "d", head_size)
     tensors.split("j", inner[0], inner[1], counts[inner[1]])

@@ -92,7 +92,8 @@ class Tensors:
 
     def fail(self, problem: str, i: int = 0) -> NoReturn:
         """Raise a KvbmValueError that names a tensor, its shape and its strides."""
-        raise KvbmValueError(f"{self.names[i]} {placed(self.arrays[i].form)} {problem}")
+        form = self.arrays[i].form
+        raise KvbmValueError(f"{self.names[i]} of shape {list(form.shape)} and strides {in_elements(form)} {problem}")
 
     def split(self, letter: str, outer: str, inner: str, count: int) -> None:
         """Make of one dimension an outer one and an inner one of this many; what is left over is left out."""
@@ -140,8 +141,8 @@ class Tensors:
         if not any(self._has_order(order, gaps) for order in orders):
             expected = " or ".join("[" + ", ".join(SYMBOLS[each] for each in order) + "]" for order in orders)
             layers = self._layer_axis()
-            apart = f", {layers.stride // self.itemsize} elements from the next layer" if layers is not None else ""
-            self.fail(f"in memory{apart}, expected the order {expected} of {name}")
+            apart = f", {layers.stride // self.itemsize} elements from the next layer," if layers is not None else ""
+            self.fail(f"lies{apart} in another order than {expected} of {name}")
 
     def blocks(
         self,

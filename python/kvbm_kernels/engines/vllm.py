@@ -237,10 +237,10 @@ def _apart(
     v = k if head_size_v is None else as_count(head_size_v, "head_size_v", 1) + scale
     if k + v != content:
         of_scales = f", each with a scale of {scale}" if scale else ""
-        tensors.fail(f"with a content of {content}, expected {k} + {v} elements of K and V{of_scales}")
+        tensors.fail(f"has a content of {content}, expected {k} + {v} elements of K and V{of_scales}")
     if layout == "cpu":
         if k != v:
-            tensors.fail("with K and V of different sizes, expected equal ones for the CPU backend")
+            tensors.fail("has K and V of different sizes, expected equal ones for the CPU backend")
         tokens = tensors.extent("t")
         nbytes = k * tensors.itemsize
         tensors.axes.pop("c")
@@ -263,7 +263,7 @@ def _apart(
 
 def _refuse_dsv4(tensors: Tensors, content: int) -> None:
     if content * tensors.itemsize == _DSV4_NBYTES and tensors.itemsize == 1:
-        tensors.fail(f"with {content} bytes a token: {REFUSED['dsv4']}")
+        tensors.fail(f"has {content} bytes a token: {REFUSED['dsv4']}")
 
 
 def _blocks(tensors: Tensors, ratio: int, dtype: DTypeLike | None, scales: Scales | None) -> EngineBlocks:
@@ -271,7 +271,7 @@ def _blocks(tensors: Tensors, ratio: int, dtype: DTypeLike | None, scales: Scale
     if ratio > 1:
         blocks, tokens = tensors.axes["b"], tensors.axes["t"]
         if blocks.extent % ratio:
-            tensors.fail(f"with {blocks.extent} kernel blocks, expected a multiple of {ratio}, those of a block")
+            tensors.fail(f"has {blocks.extent} kernel blocks, expected a multiple of {ratio}, those of a block")
         if blocks.stride == tokens.extent * tokens.stride:
             tensors.axes["b"] = Axis(blocks.extent // ratio, blocks.stride * ratio)
             tensors.axes["t"] = Axis(tokens.extent * ratio, tokens.stride)

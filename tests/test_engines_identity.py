@@ -1,0 +1,163 @@
+"""Where an engine already stores one of our formats, a block is one run of bytes, the same on both sides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import kvbm_kernels as kk
+import reference_engines as ref
+from engine_kinds import KINDS, shape_of
+from kvbm_kernels import engines
+from reference_engines import Size
+from test_engines_matrix import laid_out
+
+SIZE = Size(B=5, L=3, N=4, H=2, D=8)
+
+
+def offsets(view: kk.View) -> np.ndarray:
+    """Where in a block each row is, in the order of layer, outer, token and head."""
+    geometry = view.geometry
+    assert len(geometry.bases) == 1, "rows of a block are not a stride apart"
+    axes = np.ix_(
+        *[np.arange(extent) * stride for extent, stride in zip(geometry.extents[1:], geometry.strides[1:], strict=True)]
+    )
+    return sum(axes)
+
+
+def is_plain_copy(view: kk.View, other: kk.View) -> bool:
+    """Whether both have the rows of a block in the same places, without a gap: then a block is copied in one piece."""
+    here, there = offsets(view), offsets(other)
+    dense = np.arange(here.size) * view.shape.row_nbytes
+    return np.array_equal(here, there) and np.array_equal(np.sort(here, None), dense)
+
+
+def universal(shape: kk.BlockShape) -> kk.View:
+    return kk.UniversalBlocks(np.zeros((2, shape.nh, shape.nl, shape.no, shape.nt, shape.hd), np.uint16), shape)
+
+
+def operational(shape: kk.BlockShape, inner: str) -> kk.View:
+    elements = shape.nt * shape.nh * shape.hd
+    return kk.OperationalBlocks(np.zeros((2, shape.nl, shape.no, elements), np.uint16), shape, inner)
+
+
+UNIVERSAL = {"vllm kv_first BHL2ND", "vllm BHL2ND whole", "sglang host page_unified, a head a group"}
+OPERATIONAL_NHD = {
+    "vllm kv_first BL2NHD",
+    "vllm blocks_first BL2NHD",
+    "vllm BL2NHD whole",
+    "sglang host page_unified",
+    "tensorrt_llm pool NHD",
+    "tensorrt_llm buffers B2NHD",
+    "transformers paged",
+}
+OPERATIONAL_HND = {"tensorrt_llm pool HND", "tensorrt_llm buffers B2HND", "tensorrt_llm region"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_that_are_one_of_our_formats(name):
+    """These and no others: B2HLND, for one, has heads outside of layers, but K and V outside of heads."""
+    kind = KINDS[name]
+    view = kind.view(laid_out(kind, SIZE, None, []).tensors, SIZE)
+    if view.shape.nt != SIZE.N or len(view.geometry.bases) > 1:
+        assert name not in UNIVERSAL | OPERATIONAL_NHD | OPERATIONAL_HND
+        return
+    shape = shape_of(SIZE)
+    assert is_plain_copy(view, universal(shape)) == (name in UNIVERSAL)
+    assert is_plain_copy(view, operational(shape, "NHD")) == (name in OPERATIONAL_NHD)
+    assert is_plain_copy(view, operational(shape, "HND")) == (name in OPERATIONAL_HND)
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("BHLNC", universal),
+        ("BLNHC", lambda shape: operational(shape, "NHD")),
+        ("BLHNC", lambda shape: operational(shape, "HND")),
+    ],
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_packed_rows_left_together(rng, name, made, whole):
+    """With no=1, BHLNC is universal, and the other two with blocks outermost are operational."""
+    cache = (ref.vllm_whole if whole else ref.vllm_packed)(rng, SIZE, name)
+    view = engines.from_vllm(cache.tensors, layout=name, block_size=SIZE.N, no=1, dtype="bf16")
+    assert view.shape == kk.BlockShape(SIZE.L, 1, SIZE.H, SIZE.N, 2 * SIZE.D, "bf16")
+    assert is_plain_copy(view, made(view.shape))
+
+
+def test_latent_pages_of_all_layers_are_every_format_at_once(rng):
+    """With one head and no V, universal and both operational are the same bytes."""
+    size = SIZE._replace(H=1, no=1)
+    cache = ref.sglang_host(rng, size, "page_unified")
+    view = engines.from_sglang(cache.tensors, layout="page_unified", page_size=size.N, dtype="bf16")
+    for other in (universal(view.shape), operational(view.shape, "NHD"), operational(view.shape, "HND")):
+        assert is_plain_copy(view, other)
+
+
+def test_neighbouring_blocks_are_then_one_run_too(rng):
+    """Blocks side by side are as far apart as a block is long."""
+    kind = KINDS["transformers paged"]
+    view = kind.view(laid_out(kind, SIZE, None, []).tensors, SIZE)
+    assert view.geometry.strides.block == view.shape.block_nbytes
+
+
+class TestPieces:
+    """Kernel blocks whose tokens no stride steps through."""
+
+    def view(self, rng, physical):
+        cache = ref.vllm_kernel_blocks(rng, SIZE, physical, 2)
+        return engines.from_vllm(
+            cache.tensors, layout="packed", block_size=4, kernel_block_size=2, no=2, head_size=8, dtype="bf16"
+        )
+
+    def test_tokens_that_follow_each_other_are_joined(self, rng):
+        view = self.view(rng, "BNHC")
+        assert (view.shape.nt, view.pieces, len(view), view.num_blocks) == (4, 1, 4, 5)
+
+    def test_others_are_blocks_of_their_own_under_the_id_of_all(self, rng):
+        view = self.view(rng, "BHNC")
+        assert (view.shape.nt, view.pieces, len(view), view.num_blocks) == (2, 2, 8, 5)
+        assert len(view[[4, 2]]) == 4
+        assert view[[4, 2]].geometry.ids.tolist() == [8, 9, 4, 5]
+        assert view.heads(0, 1)[[4]].geometry.ids.tolist() == [8, 9]
+
+    def test_one_head_has_its_tokens_in_line(self, rng):
+        size = SIZE._replace(H=1)
+        cache = ref.vllm_kernel_blocks(rng, size, "BHNC", 2)
+        view = engines.from_vllm(
+            cache.tensors, layout="packed", block_size=4, kernel_block_size=2, no=2, head_size=8, dtype="bf16"
+        )
+        assert (view.shape.nt, view.pieces) == (4, 1)
+
+    def test_a_pieced_view_can_be_split_further(self, rng):
+        view = engines.split_blocks(self.view(rng, "BHNC"), 1)
+        assert (view.shape.nt, view.pieces, len(view), view.num_blocks) == (1, 4, 16, 5)
+        with pytest.raises(IndexError, match="block id 0 is reserved"):
+            view[[0]]
+        assert len(view[[1]]) == 4
+
+
+class TestSplitBlocks:
+    @pytest.mark.parametrize("made", ["universal", "operational", "list", "stack"])
+    def test_pieces_are_the_tokens_in_order(self, rng, made):
+        kv = rng.integers(0, 1 << 16, (3, 2, 2, 6, 2, 4), np.uint16)
+        shape = kk.BlockShape(2, 2, 2, 6, 4, "bf16")
+        import reference
+
+        view = {
+            "universal": lambda: kk.UniversalBlocks(reference.universal(kv), shape),
+            "operational": lambda: kk.OperationalBlocks(reference.operational(kv, "HND"), shape, "HND"),
+            "list": lambda: kk.UniversalBlocks(list(reference.universal(kv)), shape),
+            "stack": lambda: kk.BlockStack(reference.block_stack(kv, "NHD"), shape),
+        }[made]()
+        ids = [2, 0]
+        for selected, blocks in ((view, kv), (view[ids], kv[ids]), (view.layers(1, 2)[ids], kv[ids][:, 1:2])):
+            pieces = engines.split_blocks(selected, 2)
+            assert type(pieces) is type(view)
+            assert len(pieces) == 3 * len(blocks)
+            expected = blocks.reshape(len(blocks), -1, 2, 3, 2, 2, 4).transpose(0, 3, 1, 2, 4, 5, 6)
+            expected = expected.reshape(-1, *expected.shape[2:])
+            out = np.zeros(reference.universal(expected).shape, np.uint16)
+            kk.copy_blocks(kk.UniversalBlocks(out, pieces.shape), pieces)
+            reference.assert_same_bytes(out, reference.universal(expected))
+        assert engines.split_blocks(view, 6) is view
