@@ -43,7 +43,9 @@ def _vllm() -> dict[str, Kind]:
     def per_layer(layout, lay_out, physical, **arguments):
         return Kind(
             lambda rng, s: lay_out(rng, s, physical),
-            lambda t, s: _typed(engines.from_vllm)(t, layout=layout, block_size=s.N, **_split(s, arguments)),
+            lambda t, s: _typed(engines.from_vllm)(
+                t, layout=layout, block_size=s.N, num_kv_heads=s.H, **_split(s, arguments)
+            ),
         )
 
     def _split(size, arguments):
@@ -67,16 +69,18 @@ def _vllm() -> dict[str, Kind]:
     for name in PADDED:
         kinds[f"vllm {name} padded"] = Kind(
             lambda rng, s, name=name: ref.vllm_padded(rng, s, name, 5),
-            lambda t, s, name=name: _typed(engines.from_vllm)(t, layout=name, block_size=s.N, no=2, head_size=s.D),
+            lambda t, s, name=name: _typed(engines.from_vllm)(
+                t, layout=name, block_size=s.N, num_kv_heads=s.H, no=2, head_size=s.D
+            ),
         )
     for name in ("BL2NHD", "BHL2ND", "B2HLND"):
         kinds[f"vllm {name} whole"] = per_layer(name, ref.vllm_whole, name)
-    kinds["vllm cpu"] = per_layer("cpu", lambda rng, s, _: ref.vllm_cpu(rng, s), "", **packed)
+    kinds["vllm planes"] = per_layer("planes", lambda rng, s, _: ref.vllm_planes(rng, s), "")
     for physical in ("BNHC", "BHNC"):
         kinds[f"vllm kernel blocks {physical}"] = Kind(
             lambda rng, s, physical=physical: ref.vllm_kernel_blocks(rng, s, physical, 2),
             lambda t, s: _typed(engines.from_vllm)(
-                t, layout="packed", block_size=s.N, kernel_block_size=s.N // 2, no=2, head_size=s.D
+                t, layout="packed", block_size=s.N, num_kv_heads=s.H, kernel_block_size=s.N // 2, no=2, head_size=s.D
             ),
             _even,
         )
@@ -221,7 +225,7 @@ def _mla() -> dict[str, Kind]:
     for name in SIX:
         kinds[f"vllm MLA {name}"] = Kind(
             lambda rng, s, name=name: ref.vllm_packed(rng, s, name),
-            lambda t, s, name=name: _typed(engines.from_vllm)(t, layout=name, block_size=s.N, no=1),
+            lambda t, s, name=name: _typed(engines.from_vllm)(t, layout=name, block_size=s.N, num_kv_heads=1, no=1),
         )
     return kinds
 

@@ -142,11 +142,11 @@ def vllm_kernel_blocks(rng, size: Size, physical: str, pieces: int) -> Cache:
     return Cache(layers, rows, memory, 1)
 
 
-def vllm_cpu(rng, size: Size) -> Cache:
-    """Shape [B, H, N, C], read as [B, H, 2*N, D]: all K of a head, then all its V."""
-    memory = [allocate(rng, size, "BHNC") for _ in range(size.L)]
-    apart = [layer.reshape(size.B, size.H, 2, size.N, size.D) for layer in memory]
-    return Cache(memory, [[one_piece(spelled(a[:, :, o], "BHND", "BNHD")) for o in range(2)] for a in apart], memory, 1)
+def vllm_planes(rng, size: Size) -> Cache:
+    """[B, 2, N, H*D] a layer."""
+    memory = [allocate(rng, size, "B2NHD") for _ in range(size.L)]
+    rows = [[one_piece(layer[:, o]) for o in range(2)] for layer in memory]
+    return Cache([layer.reshape(size.B, 2, size.N, -1) for layer in memory], rows, memory, 1)
 
 
 def vllm_mla(rng, size: Size) -> Cache:

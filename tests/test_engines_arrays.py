@@ -35,7 +35,9 @@ def test_tensors_of_torch(rng, name):
 
 def test_tensors_that_have_nothing_but_dlpack(rng):
     layers = [reference.random_kv(rng, (4, 2, 3, 2, 8), np.float16) for _ in range(2)]
-    view = kk.engines.from_vllm([Exporter(layer) for layer in layers], layout="blocks_first", block_size=3)
+    view = kk.engines.from_vllm(
+        [Exporter(layer) for layer in layers], layout="blocks_first", block_size=3, num_kv_heads=2
+    )
     out = np.zeros((3, 2, 2, 2, 3, 8), np.float16)
     kk.copy_blocks(kk.UniversalBlocks(out, view.shape), view)
     reference.assert_same_bytes(out, reference.universal(np.stack(layers, 1)[1:]))
@@ -44,7 +46,7 @@ def test_tensors_that_have_nothing_but_dlpack(rng):
 def test_cuda_arrays_are_views_without_cuda():
     """A view only says where rows are: 80 layers far apart in one allocation are one base and a stride."""
     layers = [CudaArray((9, 2, 16, 8, 128), address=0x7F0000000000 + i * (9 << 16)) for i in range(80)]
-    view = kk.engines.from_vllm(layers, layout="blocks_first", block_size=16)
+    view = kk.engines.from_vllm(layers, layout="blocks_first", block_size=16, num_kv_heads=8)
     assert view.device == "cuda:0"
     assert view.geometry.bases.tolist() == [0x7F0000000000]
     assert view.geometry.strides.layer == 9 << 16
@@ -53,7 +55,7 @@ def test_cuda_arrays_are_views_without_cuda():
 def test_layers_that_are_not_evenly_apart_keep_their_bases():
     places = [0, 5, 6, 20]
     layers = [CudaArray((9, 2, 16, 8, 128), address=0x7F0000000000 + i * (9 << 16)) for i in places]
-    view = kk.engines.from_vllm(layers, layout="blocks_first", block_size=16)
+    view = kk.engines.from_vllm(layers, layout="blocks_first", block_size=16, num_kv_heads=8)
     assert [int(base) - 0x7F0000000000 for base in view.geometry.bases] == [i * (9 << 16) for i in places]
     assert view.layers(2, 4).geometry.strides.layer == 0
 
@@ -61,7 +63,7 @@ def test_layers_that_are_not_evenly_apart_keep_their_bases():
 def test_read_only_arrays_can_be_read_and_not_written(rng):
     layers = [np.zeros((4, 2, 3, 2, 8), np.float16) for _ in range(2)]
     layers[1].flags.writeable = False
-    view = kk.engines.from_vllm(layers, layout="blocks_first", block_size=3, name="caches")
+    view = kk.engines.from_vllm(layers, layout="blocks_first", block_size=3, num_kv_heads=2, name="caches")
     out = np.zeros((3, 2, 2, 2, 3, 8), np.float16)
     universal = kk.UniversalBlocks(out, view.shape)
     kk.copy_blocks(universal, view)

@@ -80,7 +80,7 @@ def test_kinds_that_are_one_of_our_formats(name):
 def test_packed_rows_left_together(rng, name, made, whole):
     """With no=1, BHLNC is universal, and the other two with blocks outermost are operational."""
     cache = (ref.vllm_whole if whole else ref.vllm_packed)(rng, SIZE, name)
-    view = engines.from_vllm(cache.tensors, layout=name, block_size=SIZE.N, no=1, dtype="bf16")
+    view = engines.from_vllm(cache.tensors, layout=name, block_size=SIZE.N, num_kv_heads=SIZE.H, no=1, dtype="bf16")
     assert view.shape == kk.BlockShape(SIZE.L, 1, SIZE.H, SIZE.N, 2 * SIZE.D, "bf16")
     assert is_plain_copy(view, made(view.shape))
 
@@ -107,7 +107,14 @@ class TestPieces:
     def view(self, rng, physical):
         cache = ref.vllm_kernel_blocks(rng, SIZE, physical, 2)
         return engines.from_vllm(
-            cache.tensors, layout="packed", block_size=4, kernel_block_size=2, no=2, head_size=8, dtype="bf16"
+            cache.tensors,
+            layout="packed",
+            block_size=4,
+            num_kv_heads=2,
+            kernel_block_size=2,
+            no=2,
+            head_size=8,
+            dtype="bf16",
         )
 
     def test_tokens_that_follow_each_other_are_joined(self, rng):
@@ -125,7 +132,14 @@ class TestPieces:
         size = SIZE._replace(H=1)
         cache = ref.vllm_kernel_blocks(rng, size, "BHNC", 2)
         view = engines.from_vllm(
-            cache.tensors, layout="packed", block_size=4, kernel_block_size=2, no=2, head_size=8, dtype="bf16"
+            cache.tensors,
+            layout="packed",
+            block_size=4,
+            num_kv_heads=1,
+            kernel_block_size=2,
+            no=2,
+            head_size=8,
+            dtype="bf16",
         )
         assert (view.shape.nt, view.pieces) == (4, 1)
 

@@ -30,20 +30,26 @@ def layers(*shape, dtype=np.float16):
     return [zeros(*shape, dtype=dtype) for _ in range(L)]
 
 
+def vllm(tensors, **arguments):
+    """from_vllm, with the heads that tensors here have if nothing else is said."""
+    return from_vllm(tensors, **{"num_kv_heads": 1 if arguments["layout"] == "mla" else H, **arguments})
+
+
 def raises(error, message):
     return pytest.raises(error, match=message)
 
 
 class TestLayoutsThatAreNone:
-    @pytest.mark.parametrize("layout", ["x_packed", "nvfp4", "dsv4"])
+    @pytest.mark.parametrize("layout", ["x_packed", "cpu", "nvfp4", "dsv4"])
     def test_of_vllm(self, layout):
         reasons = {
             "x_packed": "have no rows",
-            "nvfp4": "scales of a page lie apart",
+            "cpu": "keeps K of a block transposed",
+            "nvfp4": "no row has its scales",
             "dsv4": "no row of it has its scales",
         }
         with raises(ValueError, f"layout is '{layout}': .*{reasons[layout]}"):
-            from_vllm(layers(B, 2, N, H, D), layout=layout, block_size=N)
+            vllm(layers(B, 2, N, H, D), layout=layout, block_size=N)
         with raises(ValueError, f"layout is '{layout}': .*{reasons[layout]}"):
             from_vllm_buffer(
                 zeros(9), layout=layout, num_layers=1, num_blocks=1, num_kv_heads=1, block_size=1, head_size=1,
@@ -54,10 +60,17 @@ class TestLayoutsThatAreNone:
         with raises(
             ValueError, r"kv_caches\[0\] of shape \[4, 8, 584\] .* has 584 bytes a token: a DeepSeek-V4 page holds"
         ):
-            from_vllm(layers(B, N, 584, dtype=np.uint8), layout="mla", block_size=N, scales="inline")
+            vllm(layers(B, N, 584, dtype=np.uint8), layout="mla", block_size=N, scales="inline")
         with raises(ValueError, r"584 bytes a token"):
-            from_vllm(layers(B, 1, N, 584, dtype=np.uint8), layout="LBNHC", block_size=N, no=1, scales="inline")
-        assert from_vllm(layers(B, N, 292), layout="mla", block_size=N).shape.row_nbytes == 584
+            vllm(
+                layers(B, 1, N, 584, dtype=np.uint8),
+                layout="LBNHC",
+                block_size=N,
+                num_kv_heads=1,
+                no=1,
+                scales="inline",
+            )
+        assert vllm(layers(B, N, 292), layout="mla", block_size=N).shape.row_nbytes == 584
 
     @pytest.mark.parametrize(
         ("layout", "reason"),
@@ -87,7 +100,7 @@ class TestLayoutsThatAreNone:
     @pytest.mark.parametrize(
         "call",
         [
-            lambda layout: from_vllm([], layout=layout, block_size=N),
+            lambda layout: vllm([], layout=layout, block_size=N),
             lambda layout: from_sglang([], layout=layout, page_size=N),
             lambda layout: from_tensorrt_llm([], layout=layout, num_kv_heads=H, tokens_per_block=N),
             lambda layout: from_flashinfer([], layout=layout, page_size=N),
@@ -104,22 +117,34 @@ class TestNothingIsGuessed:
     def test_k_first_and_blocks_first(self):
         """Two blocks: both layouts fit the shape, and only the name tells."""
         tensors = layers(2, 2, N, H, D)
-        first, second = (from_vllm(tensors, layout=x, block_size=N) for x in ("kv_first", "blocks_first"))
+        first, second = (vllm(tensors, layout=x, block_size=N) for x in ("kv_first", "blocks_first"))
         assert first.geometry.strides.outer == second.geometry.strides.block
 
     def test_whether_k_and_v_are_read_apart(self):
         with raises(ValueError, "no is None, expected 2 to read K and V of a row apart, or 1 to leave them together"):
-            from_vllm(layers(B, H, N, 2 * D), layout="packed", block_size=N)
+            vllm(layers(B, H, N, 2 * D), layout="packed", block_size=N)
         with raises(ValueError, "no is 1, expected 2 for layout 'kv_first', or none"):
-            from_vllm(layers(2, B, N, H, D), layout="kv_first", block_size=N, no=1)
+            vllm(layers(2, B, N, H, D), layout="kv_first", block_size=N, no=1)
 
     def test_where_k_ends(self):
         with raises(ValueError, "head_size is missing: nothing tells where in a content of 12 elements K ends"):
-            from_vllm(layers(B, H, N, 2 * D), layout="packed", block_size=N, no=2)
+            vllm(layers(B, H, N, 2 * D), layout="packed", block_size=N, no=2)
         with raises(
             ValueError, r"kv_caches\[0\] of shape \[4, 3, 8, 12\] .* has a content of 12, expected 5 \+ 5 elements"
         ):
-            from_vllm(layers(B, H, N, 2 * D), layout="packed", block_size=N, no=2, head_size=5)
+            vllm(layers(B, H, N, 2 * D), layout="packed", block_size=N, no=2, head_size=5)
+
+    def test_heads_that_are_planes(self):
+        """Tensors of another backend, K and V for heads, have another number of them."""
+        with raises(
+            ValueError,
+            r"kv_caches\[0\] has shape \[4, 2, 8, 18\] .* expected \[num_blocks, num_heads = 3, block_size = 8",
+        ):
+            vllm(layers(B, 2, N, H * D), layout="LBHNC", block_size=N, no=2, head_size=9)
+        with raises(ValueError, "num_kv_heads is missing: heads and tokens, and heads and planes .* are told apart by"):
+            from_vllm(layers(B, 2, N, H * D), layout="LBHNC", block_size=N, no=2, head_size=9)
+        with raises(ValueError, "num_kv_heads is 2, expected 1 for layout 'mla'"):
+            vllm(layers(B, N, D), layout="mla", block_size=N, num_kv_heads=2)
 
     def test_which_sequence_of_a_batch(self):
         pairs = [(zeros(3, H, N, D), zeros(3, H, N, D))]
@@ -158,9 +183,9 @@ class TestNothingIsGuessed:
 
     def test_what_integers_hold(self):
         with raises(TypeError, r"kv_caches\[0\] has dtype uint16, which does not say what its 16 bits are: give dtype"):
-            from_vllm(layers(B, 2, N, H, D, dtype=np.uint16), layout="blocks_first", block_size=N)
+            vllm(layers(B, 2, N, H, D, dtype=np.uint16), layout="blocks_first", block_size=N)
         with raises(TypeError, r"kv_caches\[0\] has dtype float16, expected one that holds bf16"):
-            from_vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=N, dtype="bf16")
+            vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=N, dtype="bf16")
 
 
 class TestShapes:
@@ -168,9 +193,9 @@ class TestShapes:
         with raises(
             ValueError,
             r"kv_caches\[0\] has shape \[4, 8, 3, 6\] and strides \[144, 18, 6, 1\], "
-            r"expected \[num_blocks, 2, block_size = 8, num_heads, head_size\]",
+            r"expected \[num_blocks, 2, block_size = 8, num_heads = 3, head_size\]",
         ):
-            from_vllm(layers(B, N, H, D), layout="blocks_first", block_size=N)
+            vllm(layers(B, N, H, D), layout="blocks_first", block_size=N)
         with raises(ValueError, r"buffers\[0\]\[0\] .* expected \[slots, num_heads, head_size\]"):
             from_sglang([(zeros(B, N, H, D), zeros(B, N, H, D))], layout="NHD", page_size=N)
         with raises(
@@ -180,11 +205,11 @@ class TestShapes:
 
     def test_of_another_block_size(self):
         with raises(ValueError, r"has shape \[4, 2, 8, 3, 6\] .* block_size = 16"):
-            from_vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=16)
+            vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=16)
         with raises(ValueError, "kernel_block_size is 5, expected a divisor of block_size, 8"):
-            from_vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=N, kernel_block_size=5)
+            vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=N, kernel_block_size=5)
         with raises(ValueError, "has 4 kernel blocks, expected a multiple of 3"):
-            from_vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=3 * N, kernel_block_size=N)
+            vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=3 * N, kernel_block_size=N)
 
     def test_a_layer_unlike_the_others_is_named(self):
         caches = {f"model.layers.{i}": zeros(B, 2, N, H, D) for i in range(3)}
@@ -192,43 +217,43 @@ class TestShapes:
         with raises(
             ValueError, r"kv_caches\['model.layers.1'\] has shape .*12\] .* shape .*6\] of kv_caches\['model.layers.0'"
         ):
-            from_vllm(caches, layout="blocks_first", block_size=N)
+            vllm(caches, layout="blocks_first", block_size=N)
         caches["model.layers.1"] = zeros(B, 2, H, N, D).swapaxes(2, 3)
         with raises(
             ValueError,
             r"layers.1'\] has .* strides \[288, 144, 6, 48, 1\], expected the strides \[288, 144, 18, 6, 1\]",
         ):
-            from_vllm(caches, layout="blocks_first", block_size=N)
+            vllm(caches, layout="blocks_first", block_size=N)
         caches["model.layers.1"] = zeros(B, 2, N, H, D, dtype=np.float32)
         with raises(TypeError, r"layers.1'\] has dtype float32, expected the float16"):
-            from_vllm(caches, layout="blocks_first", block_size=N)
+            vllm(caches, layout="blocks_first", block_size=N)
 
     def test_lists(self):
         one = zeros(B, 2, N, H, D)
         with raises(TypeError, "kv_caches is a ndarray, expected a list or dict of layers for layout 'blocks_first'"):
-            from_vllm(one, layout="blocks_first", block_size=N)
+            vllm(one, layout="blocks_first", block_size=N)
         with raises(TypeError, "kv_caches is a list, expected one tensor for layout 'BL2NHD'"):
-            from_vllm([one], layout="BL2NHD", block_size=N)
+            vllm([one], layout="BL2NHD", block_size=N)
         with raises(ValueError, "kv_caches has 0 entries, expected an entry for each layer"):
-            from_vllm([], layout="blocks_first", block_size=N)
+            vllm([], layout="blocks_first", block_size=N)
         with raises(TypeError, r"buffers\[0\] is a ndarray, expected a list or dict with two entries, K and V"):
             from_sglang([one], layout="NHD", page_size=N)
         with raises(ValueError, r"buffers\[0\] has 3 entries, expected two entries, K and V"):
             from_sglang([(one, one, one)], layout="NHD", page_size=N)
         with raises(TypeError, r"kv_caches\[1\] is a NoneType, expected an array"):
-            from_vllm([one, None], layout="blocks_first", block_size=N)
+            vllm([one, None], layout="blocks_first", block_size=N)
         with raises(TypeError, "kv_caches is a ndarray, expected a list or dict with an entry for each layer"):
             from_flashinfer(one, layout="NHD", page_size=N)
 
     def test_parts(self):
         with raises(ValueError, 'part is \'q\', expected "k" or "v"'):
-            from_vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=N, part="q")
+            vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=N, part="q")
         with raises(ValueError, "has no K and V apart, so part cannot be 'k'"):
-            from_vllm(layers(B, N, D), layout="mla", block_size=N, part="k")
+            vllm(layers(B, N, D), layout="mla", block_size=N, part="k")
         with raises(ValueError, "part is 'k', expected none for MLA"):
             from_sglang(layers(B * N, 1, D), layout="MLA", page_size=N, part="k")
         with raises(ValueError, "part is 'v', expected none with no=1"):
-            from_vllm(layers(B, H, N, D), layout="packed", block_size=N, no=1, part="v")
+            vllm(layers(B, H, N, D), layout="packed", block_size=N, no=1, part="v")
 
     def test_heads_that_do_not_divide(self):
         with raises(ValueError, r"objects\[0\] .* has 18 elements a token, expected a multiple of 4 heads"):
@@ -239,7 +264,7 @@ class TestShapes:
             from_lmcache(zeros(1, L, N, D), fmt="KV_MLA_FMT", block_size=N, num_kv_heads=2)
         with raises(ValueError, "has rows of 6 elements, expected at least head_size, 7"):
             from_lmcache(zeros(1, L, N, D), fmt="KV_MLA_FMT", block_size=N, num_kv_heads=1, head_size=7)
-        with raises(ValueError, "has 18 elements a cell, expected a multiple of 4 heads"):
+        with raises(ValueError, "has 18 elements a token, expected a multiple of 4 heads"):
             from_llama_cpp([(zeros(B, H * D), zeros(B, H * D))], v_trans=False, num_kv_heads=4)
         with raises(ValueError, "has 144 elements a chunk, expected a multiple of 5 heads times 8 tokens"):
             from_tensorrt_llm(zeros(B, L, 2, N * H * D), layout="HND", num_kv_heads=5, tokens_per_block=N)
@@ -247,7 +272,7 @@ class TestShapes:
             from_tensorrt_llm(zeros(B, L, 3, N * H * D), layout="HND", num_kv_heads=H, tokens_per_block=N)
 
     def test_splits(self):
-        view = from_vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=N)
+        view = vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=N)
         with raises(ValueError, "blocks of 8 tokens cannot be split into blocks of 3"):
             split_blocks(view, 3)
         with raises(TypeError, "view is a list, expected a view"):
@@ -265,15 +290,15 @@ class TestStrides:
             r"kv_caches\[0\] of shape \[4, 3, 8, 12\] and strides \[288, 96, 12, 1\] lies, 1152 elements from the next "
             rf"layer, in another order than \[.*\] of layout '{name}'",
         ):
-            from_vllm(list(pool), layout=name, block_size=N, no=1)
-        assert from_vllm(list(pool), layout="LBHNC", block_size=N, no=1).layout is kk.Layout.HND
+            vllm(list(pool), layout=name, block_size=N, no=1)
+        assert vllm(list(pool), layout="LBHNC", block_size=N, no=1).layout is kk.Layout.HND
 
     def test_a_gap_between_heads(self):
         wide = zeros(B, 2, N, H + 1, D)[:, :, :, :H]
         with raises(
             ValueError, r"of shape \[4, 2, 8, 3, 6\] and strides \[384, 192, 24, 6, 1\] lies in another order than"
         ):
-            from_vllm([wide], layout="blocks_first", block_size=N)
+            vllm([wide], layout="blocks_first", block_size=N)
 
     def test_rows_that_are_not_contiguous(self):
         pairs = [(zeros(1, H, D, N).swapaxes(2, 3), zeros(1, H, D, N).swapaxes(2, 3))]
@@ -287,9 +312,9 @@ class TestStrides:
         """A tensor in the order of its memory, not in that of vLLM: with as many tokens as heads, its shape fits."""
         tensors = layers(B, N, N, 2 * D)
         for layout in ("packed", "LBHNC"):
-            assert from_vllm(tensors, layout=layout, block_size=N, no=1).layout is kk.Layout.HND
+            assert vllm(tensors, layout=layout, block_size=N, num_kv_heads=N, no=1).layout is kk.Layout.HND
         with raises(ValueError, "in another order than .* of layout 'LBNHC'"):
-            from_vllm(tensors, layout="LBNHC", block_size=N, no=1)
+            vllm(tensors, layout="LBNHC", block_size=N, num_kv_heads=N, no=1)
 
     def test_flashinfer_has_gaps_but_no_other_order(self):
         shared = zeros(B, N, H, 2 * D)
@@ -339,12 +364,12 @@ class TestAliasing:
             ValueError,
             r"kv_caches\['layers.3'\] of shape .* is the same memory as kv_caches\['layers.1'\]: layers that share",
         ):
-            from_vllm(caches, layout="blocks_first", block_size=N)
+            vllm(caches, layout="blocks_first", block_size=N)
 
     def test_groups_that_lie_over_each_other(self):
         pool = zeros(2 * B, 2, N, H, D)
         with raises(ValueError, "has rows that overlap each other, or those of another tensor"):
-            from_vllm([pool[:B], pool[1 : B + 1]], layout="blocks_first", block_size=N)
+            vllm([pool[:B], pool[1 : B + 1]], layout="blocks_first", block_size=N)
 
     def test_tokens_repeated_by_a_stride_of_zero(self):
         k, v = (np.broadcast_to(zeros(1, H, 1, D), (1, H, N, D)) for _ in "kv")

@@ -73,7 +73,9 @@ class TestModels:
         reference.assert_same_bytes(universal_of(view[IDS])[:, 0, :, 0], np.stack(layers, 1)[IDS])
 
     def test_ten_heads_are_for_one_two_five_or_ten_ranks(self):
-        view = from_vllm([np.zeros((4, 2, 16, 10, 128), np.float16)], layout="blocks_first", block_size=16)
+        view = from_vllm(
+            [np.zeros((4, 2, 16, 10, 128), np.float16)], layout="blocks_first", block_size=16, num_kv_heads=10
+        )
         for size in (1, 2, 5, 10, 20):
             assert view.shard(size - 1, size).shape.nh == max(10 // size, 1)
         with pytest.raises(ValueError, match="10 heads cannot be shared by 4 ranks"):
@@ -102,7 +104,14 @@ class TestKAndVOfTwoSizes:
     def test_packed_rows(self, kv):
         content = np.concatenate(kv, -1)
         layers = [content[:, i].transpose(0, 2, 1, 3) for i in range(2)]
-        arguments = {"layout": "packed", "block_size": 16, "dtype": "bf16", "head_size": 192, "head_size_v": 128}
+        arguments = {
+            "layout": "packed",
+            "block_size": 16,
+            "num_kv_heads": 4,
+            "dtype": "bf16",
+            "head_size": 192,
+            "head_size_v": 128,
+        }
         with pytest.raises(
             ValueError, match='rows of 192 elements and V of 128, .* part="k" and part="v" are a view each'
         ):
@@ -160,9 +169,9 @@ class TestLayersOfSeveralKinds:
                 f"layers.{i}": np.concatenate(list(kv[i].swapaxes(0, 1)), -1).transpose(0, 2, 1, 3) for i in range(5)
             }
             arguments = {"layout": "packed", "block_size": 16, "no": 2, "dtype": "bf16"}
-            return layer_groups(
-                from_vllm, layers, per_layer={"head_size": [d for _, d in self.HEADS_AND_DIMS]}, **arguments
-            )
+            per_layer = {"num_kv_heads": [h for h, _ in self.HEADS_AND_DIMS]}
+            per_layer["head_size"] = [d for _, d in self.HEADS_AND_DIMS]
+            return layer_groups(from_vllm, layers, per_layer=per_layer, **arguments)
         pairs = [[np.ascontiguousarray(layer[:, o]).reshape(64, *layer.shape[3:]) for o in range(2)] for layer in kv]
         return layer_groups(from_sglang, pairs, layout="NHD", page_size=16, dtype="bf16")
 
@@ -214,7 +223,7 @@ class TestScales:
         """K, its scale, V, its scale: both are read apart, each row with the scale behind it."""
         row = head_size + 4
         layers = [rng.integers(-128, 127, (4, 2, 16, 2 * row), np.int8).view(dtype) for _ in range(3)]
-        arguments = {"layout": "LBHNC", "block_size": 16}
+        arguments = {"layout": "LBHNC", "block_size": 16, "num_kv_heads": 2}
         view = from_vllm(layers, no=2, head_size=head_size, scales="inline", **arguments)
         assert (view.shape.no, view.shape.hd, view.shape.row_nbytes) == (2, row, row)
         saved = universal_of(view[IDS], dtype)
@@ -229,7 +238,7 @@ class TestScales:
 
     def test_four_bytes_behind_each_row_before_packing(self, rng):
         layers = [rng.integers(0, 255, (4, 2, 16, 2, 68), np.uint8) for _ in range(2)]
-        view = from_vllm(layers, layout="blocks_first", block_size=16, scales="inline")
+        view = from_vllm(layers, layout="blocks_first", block_size=16, num_kv_heads=2, scales="inline")
         assert view.shape.hd == 68
 
     @pytest.mark.parametrize("nbytes", [656, 352, 528])
@@ -263,7 +272,9 @@ class TestScales:
         with pytest.raises(ValueError, match="scales has 3 blocks of .* expected the 4 blocks of nl=1 no=2 nh=4 nt=16"):
             from_sglang(rows, layout="NHD", page_size=16, scales=scales)
         scales = [[np.zeros((80, 33), np.uint8) for _ in "kv"]]
-        with pytest.raises(ValueError, match=r"scales\[0\]\[0\] .* has 33 scales a token, expected as many .* 4 heads"):
+        with pytest.raises(
+            ValueError, match=r"scales\[0\]\[0\] .* has 33 elements a token, expected a multiple of 4 heads"
+        ):
             from_sglang(rows, layout="NHD", page_size=16, scales=scales)
 
     def test_a_latent_pool_with_scales(self, rng):
@@ -294,7 +305,7 @@ class TestScales:
 
     @pytest.mark.parametrize("dtype", [np.int8, np.uint8, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
     def test_one_byte_elements_without_a_word_about_scales_are_refused(self, dtype):
-        one = {"layout": "blocks_first", "block_size": 16}
+        one = {"layout": "blocks_first", "block_size": 16, "num_kv_heads": 2}
         layers = [np.zeros((4, 2, 16, 2, 64), dtype)]
         with pytest.raises(ValueError, match=r"kv_caches\[0\] has dtype .* a quantised cache, .* without their scales"):
             from_vllm(layers, **one)

@@ -56,9 +56,6 @@ def from_llama_cpp(
         if which >= streams:
             raise KvbmIndexError(f"stream is {which}, expected 0 to {streams - 1}")
         tensors.index("n", which)
-    width, rest = divmod(tensors.extent("i"), heads)
-    if rest:
-        tensors.fail(f"has {tensors.extent('i')} elements a cell, expected a multiple of {heads} heads")
-    tensors.split("i", "h", "d", width)
+    tensors.split_heads(heads)
     tensors.split("s", "b", "t", tokens)
     return tensors.blocks(dtype, scales)

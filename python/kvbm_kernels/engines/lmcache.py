@@ -61,12 +61,9 @@ def from_lmcache(
                 tensors.fail(f"has rows of {tensors.extent('d')} elements, expected at least head_size, {used}")
             tensors.narrow("d", 0, used)
     else:
-        hidden = tensors.extent("i")
-        width, rest = divmod(hidden, heads)
-        if rest or head_size not in (None, width):
-            expected = f"a multiple of {heads} heads" if head_size is None else f"{heads} heads of {head_size}"
-            tensors.fail(f"has {hidden} elements a token, expected {expected}")
-        tensors.split("i", "h", "d", width)
+        if head_size is not None and tensors.extent("i") != heads * as_count(head_size, "head_size", 1):
+            tensors.fail(f"has {tensors.extent('i')} elements a token, expected {heads} heads of {head_size}")
+        tensors.split_heads(heads)
     tensors.split("s", "b", "t", tokens)
     tensors.choose(part)
     return tensors.blocks(dtype, scales)

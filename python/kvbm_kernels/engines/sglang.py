@@ -106,11 +106,8 @@ def from_sglang(
         raise KvbmValueError(f'scales is {scales!r}, expected "inline", "constant", tensors or None')
     if layout not in ("NHD", "MLA"):
         raise KvbmValueError(f'scales are tensors for layout {layout!r}, expected that for "NHD" and "MLA" alone')
-    heads = tensors.extent("h")
     own = read(scales, "l/si" if layout == "MLA" else "l/o/si", "scales", part)
-    if own.extent("i") % heads:
-        own.fail(f"has {own.extent('i')} scales a token, expected as many for each of {heads} heads")
-    own.split("i", "h", "d", own.extent("i") // heads)
+    own.split_heads(tensors.extent("h"))
     own.split("s", "b", "t", tokens)
     rows = tensors.blocks(dtype, "constant", num_reserved=num_reserved)
     return beside(rows, own.blocks(None, "constant", num_reserved=num_reserved))

@@ -101,6 +101,13 @@ class Tensors:
         replaced = {outer: Axis(extent // count, stride * count), inner: Axis(count, stride)}
         self._replace(letter, replaced)
 
+    def split_heads(self, heads: int) -> None:
+        """Read the heads of a token apart."""
+        width, rest = divmod(self.extent("i"), heads)
+        if rest:
+            self.fail(f"has {self.extent('i')} elements a token, expected a multiple of {heads} heads")
+        self.split("i", "h", "d", width)
+
     def index(self, letter: str, i: int) -> None:
         """Keep only one of a dimension, which is none any more."""
         self.offset += i * self.axes.pop(letter).stride

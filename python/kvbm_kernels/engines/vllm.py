@@ -24,7 +24,7 @@ _LAYERS = {
     "blocks_first": ("bothd", ("lbothd", "lbohtd", "blothd", "bohltd")),
     "packed": ("bhtc", ("lbthc", "lbhtc", "blthc", "bhltc")),
     "mla": ("btd", ("lbtd", "bltd")),
-    "cpu": ("bhtc", ("lbhtc",)),
+    "planes": ("boti", ("lboti", "bloti")),
 }
 
 REFUSED = {
@@ -32,9 +32,13 @@ REFUSED = {
         "K in [num_blocks, num_heads, head_size/x, block_size, x] and V in [num_blocks, num_heads, head_size, "
         "block_size] have no rows: the elements of one head of one token do not lie together"
     ),
+    "cpu": (
+        "the CPU backend keeps K of a block transposed, [head_size, block_size], or packed for its matrix units: the "
+        "elements of one head of one token do not lie together"
+    ),
     "nvfp4": (
-        "the scales of a page lie apart from its rows and in an order of the kernel's own, which copying rows would "
-        "leave behind"
+        "a page is all its K, the scales of K, all its V and the scales of V, in an order of the kernel's own: no row "
+        "has its scales"
     ),
     "dsv4": (
         "a DeepSeek-V4 page holds the 576 bytes of all its tokens and then the 8 scale bytes of all of them, and is "
@@ -51,6 +55,7 @@ def from_vllm(
     *,
     layout: str,
     block_size: SupportsIndex,
+    num_kv_heads: SupportsIndex | None = None,
     no: int | None = None,
     head_size: SupportsIndex | None = None,
     head_size_v: SupportsIndex | None = None,
@@ -73,7 +78,7 @@ def from_vllm(
     - ``"LBHNC"``, ``"LBNHC"``, ``"LHBNC"``, ``"BLHNC"``, ``"BLNHC"``, ``"BHLNC"``: the same shape, from 0.30 on, in the
       memory order of that ``KVCacheLayout``.
     - ``"mla"``: ``[num_blocks, block_size, content]``, to 0.28. From 0.30 on MLA is ``no=1`` of the names above.
-    - ``"cpu"``: as "packed", but with all K of a head before all its V, the CPU backend from 0.26 on.
+    - ``"planes"``: ``[num_blocks, 2, block_size, num_heads*head_size]``, the B12X backend.
 
     The strides of the tensors say whether heads or tokens come first, and where pages are padded; they have to be those
     of the layout. ``kv_caches`` can also be one tensor for all layers: a 5-dimensional one in the order that one of the
@@ -83,7 +88,8 @@ def from_vllm(
     that blocks agree with theirs; that needs ``head_size``, in elements, and ``head_size_v`` if V's is another. K and V
     of different sizes are no one view: ``part="k"`` and ``part="v"`` are one each.
 
-    ``block_size`` is what the block table counts in. If the kernels' blocks are smaller, ``kernel_block_size`` is
+    ``num_kv_heads`` is that of a rank, needed for all but "mla", since shapes of several backends differ in nothing
+    else. ``block_size`` is what the block table counts in. If the kernels' blocks are smaller, ``kernel_block_size`` is
     theirs: a block of the view is then the tokens of a whole block where they follow each other evenly, else it is a
     kernel block, and an id stands for several, see :class:`EngineBlocks`. Block 0 is vLLM's null block, and reserved.
 
@@ -96,20 +102,28 @@ def from_vllm(
     """
     one_of(layout, "layout", [*_LAYERS, *_CANONICAL, *_CROSS_LAYER], REFUSED)
     tokens, ratio = _kernel_blocks(block_size, kernel_block_size)
+    if num_kv_heads is None and layout == "mla":
+        num_kv_heads = 1
+    why = "heads and tokens, and heads and planes of other backends, are told apart by their numbers alone"
+    heads = as_count(required(num_kv_heads, "num_kv_heads", why), "num_kv_heads", 1)
+    if layout == "mla" and heads != 1:
+        raise KvbmValueError(f"num_kv_heads is {heads}, expected 1 for layout 'mla'")
     if isinstance(kv_caches, Mapping | list | tuple):
         if layout in _CROSS_LAYER:
             raise KvbmTypeError(f"{name} is a {type(kv_caches).__name__}, expected one tensor for layout {layout!r}")
         order = _order_of(layout)
         axes, orders = _LAYERS.get(layout, ("bhtc", (order,)))
-        tensors = read(kv_caches, "l/" + axes, name, t=tokens)
+        tensors = read(kv_caches, "l/" + axes, name, t=tokens, h=heads)
     else:
         if layout in _LAYERS:
             raise KvbmTypeError(
                 f"{name} is a {type(kv_caches).__name__}, expected a list or dict of layers for layout {layout!r}"
             )
         orders = (_order_of(layout),)
-        tensors = read(kv_caches, orders[0], name, t=tokens)
+        tensors = read(kv_caches, orders[0], name, t=tokens, h=heads)
     tensors.check_order(orders, f"layout {layout!r}")
+    if "i" in tensors.axes:
+        tensors.split_heads(heads)
     _apart(tensors, layout, no, head_size, head_size_v, scales, part)
     return _blocks(tensors, ratio, dtype, scales)
 
@@ -224,8 +238,6 @@ def _apart(
         )
     content = tensors.extent("c")
     if no == 1:
-        if layout == "cpu":
-            raise KvbmValueError('no is 1, expected 2 for layout "cpu", whose rows are K or V')
         if part is not None:
             raise KvbmValueError(f"part is {part!r}, expected none with no=1, which leaves K and V together")
         _refuse_dsv4(tensors, content)
@@ -238,16 +250,7 @@ def _apart(
     if k + v != content:
         of_scales = f", each with a scale of {scale}" if scale else ""
         tensors.fail(f"has a content of {content}, expected {k} + {v} elements of K and V{of_scales}")
-    if layout == "cpu":
-        if k != v:
-            tensors.fail("has K and V of different sizes, expected equal ones for the CPU backend")
-        tokens = tensors.extent("t")
-        nbytes = k * tensors.itemsize
-        tensors.axes.pop("c")
-        tensors.axes["o"] = Axis(2, tokens * nbytes)
-        tensors.axes["t"] = Axis(tokens, nbytes)
-        tensors.axes["d"] = Axis(k, tensors.itemsize)
-    elif k == v:
+    if k == v:
         tensors.split("c", "o", "d", k)
     elif part is None:
         raise KvbmValueError(
