@@ -80,8 +80,8 @@ def layer_groups(
     """The views of a cache whose layers, or whose K and V, differ in the shape of their rows.
 
     ``adapter`` is one of the functions of this package that take an entry of ``tensors`` for each layer, and is called
-    with ``arguments``. Layers whose blocks come out alike are one view, in the order of the model; views are in the
-    order of their first layers, so that the same model gives the same groups with every engine. ``per_layer`` are
+    with ``arguments``. Layers whose blocks come out alike, and as many, are one view, in the order of the model; views
+    are in the order of their first layers, so that the same model gives the same groups with every engine. ``per_layer`` are
     arguments with a value for each layer. ``parts=("k", "v")`` makes K and V views of their own.
 
     Raises what the adapter raises, and KvbmValueError for a ``per_layer`` argument without a value for each layer.
@@ -110,7 +110,7 @@ def layer_groups(
         alike: dict[Any, list[int]] = {}
         for layer in range(len(entries)):
             view = call([layer], part)
-            alike.setdefault((view.shape, *(values[layer] for values in own.values())), []).append(layer)
+            alike.setdefault((view.shape, len(view), *(values[layer] for values in own.values())), []).append(layer)
         for layers in alike.values():
             views.append(call(layers, part))
             held.append(tuple(layers))
