@@ -207,6 +207,21 @@ class TestLayersOfSeveralKinds:
         ):
             from_sglang(pairs, layout="NHD", page_size=16, dtype="bf16")
 
+    def test_errors_within_a_group_name_the_layer_of_the_model(self, kv):
+        pairs = [[np.ascontiguousarray(layer[:, o]).reshape(64, *layer.shape[3:]) for o in range(2)] for layer in kv]
+        pairs[4][1] = pairs[4][0]
+        with pytest.raises(ValueError, match=r"buffers\[4\]\[1\] .* is the same memory as buffers\[4\]\[0\]"):
+            layer_groups(from_sglang, pairs, layout="NHD", page_size=16, dtype="bf16")
+
+    def test_what_is_no_view_of_layers_is_refused(self, kv):
+        with pytest.raises(TypeError, match="the adapter returned a int, expected a BlockStack"):
+            layer_groups(lambda layers: 3, kv)
+        view = self.groups("vllm", kv)[0]
+        with pytest.raises(ValueError, match=r"layers \[0, 1\] for a view of 3 layers of kv"):
+            LayerGroups([view], [(0, 1)])
+        with pytest.raises(ValueError, match="1 views with layers for 1 and parts for 2, expected as many of each"):
+            LayerGroups([view], [(0, 1, 3)], ["k", "v"])
+
     def test_arguments_for_each_layer_are_one_for_each(self, kv):
         with pytest.raises(
             ValueError, match=r"per_layer\['head_size'\] has 2 values, expected one for each of 5 layers"

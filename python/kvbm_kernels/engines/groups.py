@@ -81,12 +81,13 @@ def layer_groups(
 
     ``adapter`` is one of the functions of this package that take an entry of ``tensors`` for each layer, and is called
     with ``arguments``. Layers whose blocks come out alike, and as many, are one view, in the order of the model; views
-    are in the order of their first layers, so that the same model gives the same groups with every engine. ``per_layer`` are
-    arguments with a value for each layer. ``parts=("k", "v")`` makes K and V views of their own.
+    are in the order of their first layers, so that the same model gives the same groups with every engine.
+    ``per_layer`` are arguments with a value for each layer. ``parts=("k", "v")`` makes K and V views of their own.
 
     Raises what the adapter raises, and KvbmValueError for a ``per_layer`` argument without a value for each layer.
     """
-    entries = list(tensors.values()) if isinstance(tensors, Mapping) else list(tensors)
+    # Under the names they have here, so that errors do not count within a group.
+    entries = list(tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors))
     own = {name: list(values) for name, values in (per_layer or {}).items()}
     for name, values in own.items():
         if len(values) != len(entries):
@@ -98,7 +99,7 @@ def layer_groups(
         keywords = dict(arguments) if part is None else {**arguments, "part": part}
         for name, values in own.items():
             keywords[name] = values[layers[0]]
-        view = adapter([entries[layer] for layer in layers], **keywords)
+        view = adapter(dict(entries[layer] for layer in layers), **keywords)
         if not isinstance(view, BlockStack):
             raise KvbmTypeError(f"the adapter returned a {type(view).__name__}, expected a BlockStack")
         return view
