@@ -60,6 +60,12 @@ def test_layers_that_are_not_evenly_apart_keep_their_bases():
     assert view.layers(2, 4).geometry.strides.layer == 0
 
 
+def test_layers_are_all_in_one_memory():
+    layers = [CudaArray((4, 2, 3, 2, 8), strides=None), np.zeros((4, 2, 3, 2, 8), np.float16)]
+    with pytest.raises(ValueError, match=r"kv_caches\[1\] is on cpu, expected the cuda:0 of kv_caches\[0\]"):
+        kk.engines.from_vllm(layers, layout="blocks_first", block_size=3, num_kv_heads=2)
+
+
 def test_read_only_arrays_can_be_read_and_not_written(rng):
     layers = [np.zeros((4, 2, 3, 2, 8), np.float16) for _ in range(2)]
     layers[1].flags.writeable = False

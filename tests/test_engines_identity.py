@@ -128,6 +128,12 @@ class TestPieces:
         assert view[[4, 2]].geometry.ids.tolist() == [8, 9, 4, 5]
         assert view.heads(0, 1)[[4]].geometry.ids.tolist() == [8, 9]
 
+    def test_a_selection_counts_from_0_as_every_view_does(self, rng):
+        selected = self.view(rng, "BHNC")[[4, 2]]
+        assert (selected.num_reserved, selected.pieces, selected.num_blocks) == (0, 1, 4)
+        assert selected[[0, 3]].geometry.ids.tolist() == [8, 5]
+        assert selected[1:].geometry.ids.tolist() == [9, 4, 5]
+
     def test_one_head_has_its_tokens_in_line(self, rng):
         size = SIZE._replace(H=1)
         cache = ref.vllm_kernel_blocks(rng, size, "BHNC", 2)

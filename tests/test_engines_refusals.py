@@ -152,6 +152,8 @@ class TestNothingIsGuessed:
             from_transformers(pairs, block_size=N)
         with raises(IndexError, "sequence is 3, expected 0 to 2"):
             from_transformers(pairs, block_size=N, sequence=3)
+        with raises(IndexError, "start is 9, expected 0 to 8, the tokens of the cache"):
+            from_transformers(pairs, block_size=1, sequence=0, start=N + 1)
         pairs = [(zeros(3, B * N, H * D), zeros(3, B * N, H * D))]
         with raises(ValueError, "stream is missing: the cache has 3"):
             from_llama_cpp(pairs, v_trans=False, num_kv_heads=H)
@@ -166,6 +168,13 @@ class TestNothingIsGuessed:
             del said[missing]
             with raises(ValueError, f"{missing} is missing: a region of bytes does not tell"):
                 from_tensorrt_llm(region, **call, **said)
+        with raises(
+            ValueError,
+            r"pool of shape \[4, 1150\] .* cannot be read as elements of f32, expected bytes, a multiple of 4",
+        ):
+            from_tensorrt_llm(region[:, :1150], num_layers=L, no=2, dtype="f32", **call)
+        with raises(ValueError, "cannot be read as elements of fp16|cannot be read as elements of f16"):
+            from_tensorrt_llm(np.repeat(region, 2, 1)[:, ::2], num_layers=L, no=2, dtype="fp16", **call)
         with raises(ValueError, "has 576 elements a block, expected a multiple of 5 layers times 2"):
             from_tensorrt_llm(region, num_layers=5, no=2, dtype="fp16", **call)
 
@@ -292,6 +301,30 @@ class TestStrides:
         ):
             vllm(list(pool), layout=name, block_size=N, no=1)
         assert vllm(list(pool), layout="LBHNC", block_size=N, no=1).layout is kk.Layout.HND
+
+    def test_of_another_order_of_other_engines(self):
+        """Shapes that fit, of tensors whose dimensions are exchanged or further apart than they are long."""
+
+        def swapped(*shape):
+            return np.swapaxes(zeros(*shape[:-3], shape[-2], shape[-3], shape[-1]), -3, -2)
+
+        message = "lies.* in another order than"
+        with raises(
+            ValueError, rf"buffers\[0\]\[0\] of shape \[32, 3, 6\] .* {message} \[slots, num_heads, head_size\]"
+        ):
+            from_sglang([(swapped(B * N, H, D), swapped(B * N, H, D))], layout="NHD", page_size=N)
+        with raises(ValueError, rf"buffers .* {message}"):
+            from_sglang(swapped(2, L, B * N, H, D), layout="layer_first", page_size=N)
+        of = {"num_kv_heads": H, "tokens_per_block": N}
+        with raises(ValueError, rf"pool\[0\] of shape .* {message} .* of layout 'NHD'"):
+            from_tensorrt_llm([swapped(B, 2, N, H, D)], layout="NHD", **of)
+        with raises(ValueError, rf"pool of shape .* {message} \[num_blocks, num_layers, 2, .* of a pool"):
+            from_tensorrt_llm(swapped(B, L, 2, N * H * D), layout="NHD", **of)
+        with raises(ValueError, rf"objects\[0\] of shape .* {message} .* of format 'KV_2LTD'"):
+            from_lmcache(swapped(2, L, N, H * D), fmt="KV_2LTD", block_size=N, num_kv_heads=H)
+        with raises(ValueError, rf"layers\[0\]\[0\] of shape .* {message} .* of a cache of cells"):
+            wide = [zeros(B * N, 2 * H * D)[:, : H * D] for _ in "kv"]
+            from_llama_cpp([(wide[0].T.copy().T, wide[1].T.copy().T)], v_trans=False, num_kv_heads=H)
 
     def test_a_gap_between_heads(self):
         wide = zeros(B, 2, N, H + 1, D)[:, :, :, :H]

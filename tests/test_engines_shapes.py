@@ -251,6 +251,17 @@ class TestScales:
         ):
             from_vllm(layers, no=2, head_size=head_size, scales="constant", **arguments)
 
+    def test_four_bytes_behind_each_row_of_a_buffer(self, rng):
+        buffer = rng.integers(-128, 127, (2, 4, 16, 3, 2, 68), np.int8)
+        view = from_vllm_buffer(
+            buffer.reshape(-1), layout="LBNHC", num_layers=2, num_blocks=4, num_kv_heads=3, block_size=16, head_size=64,
+            dtype="int8", no=2, scales="inline",
+        )  # fmt: skip
+        assert view.shape.hd == 68
+        reference.assert_same_bytes(
+            universal_of(view, np.int8), np.ascontiguousarray(buffer[:, 1:].transpose(1, 3, 0, 4, 2, 5))
+        )
+
     def test_four_bytes_behind_each_row_before_packing(self, rng):
         layers = [rng.integers(0, 255, (4, 2, 16, 2, 68), np.uint8) for _ in range(2)]
         view = from_vllm(layers, layout="blocks_first", block_size=16, num_kv_heads=2, scales="inline")

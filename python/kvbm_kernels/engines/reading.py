@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvbm_kernels.arrays import Array, Form, describe, device_name
+from kvbm_kernels.arrays import Array, Form, describe
 from kvbm_kernels.dtypes import DType, element_of
 from kvbm_kernels.engines.tensors import SYMBOLS, Axis, Part, Tensors, in_elements, place_of, placed
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
@@ -31,10 +30,9 @@ def read(tensors: Any, axes: str, name: str, part: Part | None = None, **known: 
         entries, names, counts[level] = _opened(entries, names, level)
     chosen = ""
     if part is not None and "o" in counts:
+        # Pairs are the innermost list.
         place, chosen = place_of(part), "o"
-        inside = math.prod(list(counts.values())[list(counts).index("o") + 1 :])
-        kept = [i for i in range(len(entries)) if i // inside % 2 == place]
-        entries, names = [entries[i] for i in kept], [names[i] for i in kept]
+        entries, names = entries[place::2], names[place::2]
         del counts["o"]
     arrays = []
     for entry, label in zip(entries, names, strict=True):
@@ -154,7 +152,3 @@ def _check_alike(form: Form, first: Form, label: str, first_label: str) -> None:
     steps = [(a, b) for a, b, extent in zip(form.strides, first.strides, form.shape, strict=True) if extent > 1]
     if any(a != b for a, b in steps):
         raise KvbmValueError(f"{label} {placed(form)}, expected the strides {in_elements(first)} of {first_label}")
-    if form.device != first.device:
-        raise KvbmValueError(
-            f"{label} is on {device_name(form.device)}, expected the {device_name(first.device)} of {first_label}"
-        )
