@@ -222,11 +222,13 @@ def test_ranges_are_of_integers(view, what, start):
 
 
 def test_ids_are_looked_through_once(view, monkeypatch):
-    """Whether a view names a block twice is kept."""
+    """Whether a view names a block twice is kept, for its parts too."""
     chosen = view[[4, 2]]
     assert not rows_collide(chosen.geometry)
+    part = chosen.layers(1, 3).heads(0, 2)
     monkeypatch.setattr(chosen.geometry, "ids", None)
     assert not rows_collide(chosen.geometry)
+    assert not rows_collide(part.tokens(0, 1).geometry)
     twice = view[[4, 2, 4]].geometry
     assert rows_collide(twice)
     assert repeated_block(twice) == (4, 0, 2)

@@ -35,6 +35,11 @@ class PerIndex(NamedTuple):
 _ORIGIN = PerIndex()
 
 
+def _with(numbers: PerIndex, index: int, value: int) -> PerIndex:
+    # A third of the time of _replace(), which a model's layers, one after the other, would notice.
+    return PerIndex(*(*numbers[:index], value, *numbers[index + 1 :]))
+
+
 class Geometry(Uncopied):
     """The rows (i, l, o, t, h) of blocks, each ``row_nbytes`` long, starting at
 
@@ -46,8 +51,11 @@ class Geometry(Uncopied):
 
     __slots__ = (
         "__weakref__",
+        "_c_numbers",
         "_c_shape",
+        "_c_table",
         "_c_view",
+        "_chosen",
         "apart_from",
         "bases",
         "bounds",
@@ -74,6 +82,7 @@ class Geometry(Uncopied):
         ids: Addresses | None = None,
         root: Geometry | None = None,
         first: PerIndex = _ORIGIN,
+        chosen: Geometry | None = None,
     ) -> None:
         self.bases = bases
         self.steps = steps
@@ -85,13 +94,22 @@ class Geometry(Uncopied):
         # What this was narrowed from, and where in it the first layer, token and head are.
         self.root = self if root is None else root
         self.first = first
+        self._chosen = chosen
         # What overlap.py found out.
         self.bounds: tuple[int, int] | None = None
         self.cannot_collide: bool | None = None
         self.has_repeats: bool | None = None
         self.apart_from: weakref.WeakSet[Geometry] | None = None
+        self._c_table: Any = None
+        self._c_numbers: Any = None
         self._c_view: Any = None
         self._c_shape: Any = None
+
+    @property
+    def chosen(self) -> Geometry:
+        """Where the ids come from: what is found out about them is kept there, once for all its parts."""
+        # Not kept as itself: a cycle would stay until the garbage collector comes.
+        return self if self._chosen is None else self._chosen
 
     @property
     def num_blocks(self) -> int:
@@ -100,32 +118,29 @@ class Geometry(Uncopied):
 
     def select(self, ids: Addresses) -> Geometry:
         """Only these blocks, in this order."""
-        return self._narrowed(ids=ids if self.ids is None else self.ids[ids])
+        return Geometry(
+            self.bases,
+            self.steps,
+            self.strides,
+            self.extents,
+            self.row_nbytes,
+            self.offset,
+            ids if self.ids is None else self.ids[ids],
+            self.root,
+            self.first,
+        )
 
     def layers(self, start: int, stop: int) -> Geometry:
         """Only a range of layers."""
-        return self._narrowed(
-            bases=self.bases[start * self.steps.layer :],
-            extents=self.extents._replace(layer=stop - start),
-            offset=self.offset + start * self.strides.layer,
-            first=self.first._replace(layer=self.first.layer + start),
-        )
+        return self._range_of(1, start, stop, self.bases[start * self.steps.layer :])
 
     def tokens(self, start: int, stop: int) -> Geometry:
         """Only a range of the tokens of each block."""
-        return self._narrowed(
-            extents=self.extents._replace(token=stop - start),
-            offset=self.offset + start * self.strides.token,
-            first=self.first._replace(token=self.first.token + start),
-        )
+        return self._range_of(3, start, stop, self.bases)
 
     def heads(self, start: int, stop: int) -> Geometry:
         """Only a range of heads."""
-        return self._narrowed(
-            extents=self.extents._replace(head=stop - start),
-            offset=self.offset + start * self.strides.head,
-            first=self.first._replace(head=self.first.head + start),
-        )
+        return self._range_of(4, start, stop, self.bases)
 
     def folded(self) -> Geometry:
         """The same rows, with strides in the place of bases that step evenly. For a table as it was made, in order.
@@ -183,25 +198,24 @@ class Geometry(Uncopied):
         extents = extents._replace(block=len(ids) * count)
         return Geometry(table.reshape(-1), steps, strides, extents, self.row_nbytes, self.offset).folded()
 
-    def _narrowed(self, **changes: Any) -> Geometry:
-        parts = {
-            "bases": self.bases,
-            "steps": self.steps,
-            "strides": self.strides,
-            "extents": self.extents,
-            "row_nbytes": self.row_nbytes,
-            "offset": self.offset,
-            "ids": self.ids,
-            "root": self.root,
-            "first": self.first,
-        }
-        return Geometry(**{**parts, **changes})
+    def _range_of(self, index: int, start: int, stop: int, bases: Addresses) -> Geometry:
+        return Geometry(
+            bases,
+            self.steps,
+            self.strides,
+            _with(self.extents, index, stop - start),
+            self.row_nbytes,
+            self.offset + start * self.strides[index],
+            self.ids,
+            self.root,
+            _with(self.first, index, self.first[index] + start),
+            self.chosen,
+        )
 
     def c_view(self) -> Any:
         """The ``kvbm_kernels_view *`` of this; it lives as long as this object."""
         if self._c_view is None:
-            bases = ffi.from_buffer(_POINTERS, self.bases)
-            ids = ffi.NULL if self.ids is None else ffi.from_buffer(_IDS, self.ids)
+            bases, ids = self._c_bases(), self._c_ids()
             view = ffi.new(
                 _VIEW,
                 (
@@ -217,8 +231,23 @@ class Geometry(Uncopied):
                 ),
             )
             # The struct does not keep alive what it points at.
-            self._c_view = view, bases, ids
+            self._c_view = view, self.root, self.chosen
         return self._c_view[0]
+
+    def _c_bases(self) -> Any:
+        # Parts have the end of the table of what they were narrowed from.
+        root = self.root
+        if root._c_table is None:
+            root._c_table = ffi.from_buffer(_POINTERS, root.bases)
+        return root._c_table + (len(root.bases) - len(self.bases))
+
+    def _c_ids(self) -> Any:
+        chosen = self.chosen
+        if chosen.ids is None:
+            return ffi.NULL
+        if chosen._c_numbers is None:
+            chosen._c_numbers = ffi.from_buffer(_IDS, chosen.ids)
+        return chosen._c_numbers
 
     def c_shape(self) -> Any:
         """The ``kvbm_kernels_block_shape *`` of a copy of all rows; it lives as long as this object."""

@@ -146,6 +146,24 @@ class BlockShape:
         return f"nl={self.nl} no={self.no} nh={self.nh} nt={self.nt} hd={self.hd} {self.dtype!s}"
 
 
+def resized(shape: BlockShape, *, nl: int | None = None, nh: int | None = None, nt: int | None = None) -> BlockShape:
+    """A shape with these extents in place of its own, which are no larger. The same ones give the same object."""
+    return _shape(
+        shape.nl if nl is None else nl,
+        shape.no,
+        shape.nh if nh is None else nh,
+        shape.nt if nt is None else nt,
+        shape.hd,
+        # By value: an enumeration hashes slowly.
+        int(shape.dtype),
+    )
+
+
+@lru_cache(maxsize=256)
+def _shape(nl: int, no: int, nh: int, nt: int, hd: int, dtype: int) -> BlockShape:
+    return BlockShape(nl, no, nh, nt, hd, DType(dtype))
+
+
 def as_shape(shape: object) -> BlockShape:
     """The argument ``shape`` of a view. Raises KvbmTypeError for anything but a BlockShape."""
     if not isinstance(shape, BlockShape):

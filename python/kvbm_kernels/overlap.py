@@ -37,10 +37,11 @@ def rows_collide(rows: Geometry) -> bool:
 
 def _has_repeats(rows: Geometry) -> bool:
     """Whether the ids name a block twice."""
-    if rows.has_repeats is None:
-        ids = rows.ids
-        rows.has_repeats = ids is not None and len(ids) > 1 and len(set(ids.tolist())) < len(ids)
-    return rows.has_repeats
+    chosen = rows.chosen
+    if chosen.has_repeats is None:
+        ids = chosen.ids
+        chosen.has_repeats = ids is not None and len(ids) > 1 and len(set(ids.tolist())) < len(ids)
+    return chosen.has_repeats
 
 
 def share_bytes(rows: Geometry, others: Geometry) -> bool:

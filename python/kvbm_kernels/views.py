@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from kvbm_kernels.arrays import Form, Group, Memory
 from kvbm_kernels.errors import KvbmIndexError, KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.geometry import Addresses, Geometry, PerIndex
-from kvbm_kernels.layouts import BlockShape, Layout, as_count, as_integer
+from kvbm_kernels.layouts import BlockShape, Layout, as_count, as_integer, resized
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -58,17 +57,17 @@ class View(Uncopied):
     def heads(self, start: SupportsIndex, stop: SupportsIndex) -> Self:
         """Only the heads from ``start`` up to, but not with, ``stop``. Raises KvbmIndexError outside 0 to nh."""
         first, end = _as_range("heads", start, stop, self.shape.nh)
-        return self._narrowed(self.geometry.heads(first, end), dataclasses.replace(self.shape, nh=end - first))
+        return self._narrowed(self.geometry.heads(first, end), resized(self.shape, nh=end - first))
 
     def layers(self, start: SupportsIndex, stop: SupportsIndex) -> Self:
         """Only the layers from ``start`` up to, but not with, ``stop``. Raises KvbmIndexError outside 0 to nl."""
         first, end = _as_range("layers", start, stop, self.shape.nl)
-        return self._narrowed(self.geometry.layers(first, end), dataclasses.replace(self.shape, nl=end - first))
+        return self._narrowed(self.geometry.layers(first, end), resized(self.shape, nl=end - first))
 
     def tokens(self, start: SupportsIndex, stop: SupportsIndex) -> Self:
         """Only these tokens of each block: ``start`` up to, but not with, ``stop``. Raises KvbmIndexError."""
         first, end = _as_range("tokens", start, stop, self.shape.nt)
-        return self._narrowed(self.geometry.tokens(first, end), dataclasses.replace(self.shape, nt=end - first))
+        return self._narrowed(self.geometry.tokens(first, end), resized(self.shape, nt=end - first))
 
     def shard(self, rank: SupportsIndex, size: SupportsIndex) -> Self:
         """Only the heads that one of ``size`` tensor-parallel ranks holds.
@@ -146,7 +145,8 @@ def _rows_of(axes: str, form: Form, shape: BlockShape, num_tables: int) -> tuple
 
 
 def _as_range(what: str, start: SupportsIndex, stop: SupportsIndex, count: int) -> tuple[int, int]:
-    first, end = as_integer(start), as_integer(stop)
+    first = start if type(start) is int else as_integer(start)
+    end = stop if type(stop) is int else as_integer(stop)
     if first is None or end is None:
         raise KvbmTypeError(f"{what}({start!r}, {stop!r}), expected two integers")
     if not 0 <= first < end <= count:
