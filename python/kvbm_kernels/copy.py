@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex
+from collections.abc import Sequence
+from typing import Any, SupportsIndex, TypeAlias
 
 from kvbm_kernels._native import check, ffi, lib
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
 from kvbm_kernels.layouts import as_c_int
-from kvbm_kernels.overlap import repeated_block, rows_collide, share_bytes
+from kvbm_kernels.overlap import first_sharing, repeated_block, rows_collide, share_bytes
 from kvbm_kernels.streams import StreamLike, launch
 from kvbm_kernels.views import View
 
 
 def copy_blocks(
-    dst: View,
-    src: View,
+    dst: View | Sequence[View],
+    src: View | Sequence[View],
     *,
     stream: StreamLike | None = None,
     max_sms: SupportsIndex | None = None,
@@ -24,6 +25,10 @@ def copy_blocks(
 
     Block i of ``src`` goes to block i of ``dst``; both have the same number of blocks and the same shape. No value is
     converted.
+
+    Two lists of views are copied pair by pair, such as the groups of a model whose layers differ in head dimension or
+    window. Pairs may differ in all but the kind of memory: they are
+    either all in host memory, or all copied on the one stream. All of them are checked before the first is copied.
 
     With both in host memory and no stream given, ``num_threads`` threads do it, 0 to let the library choose, and the
     copy is done when this returns. With CUDA memory on either side, or a stream given, it is put on the stream; the
@@ -45,22 +50,73 @@ def copy_blocks(
     memory where CUDA has to reach it; StubBuildError for CUDA work in the build without it; CudaError for what CUDA
     reports.
     """
-    check_views(dst, src)
+    pairs = [(dst, as_view(src, "src"), "dst", "src")] if isinstance(dst, View) else _as_pairs(dst, src)
     threads = as_c_int(num_threads, "num_threads", 0)
     options = ffi.NULL if max_sms is None else _options(max_sms)
-    copy_views(dst, src, stream, "dst", "src", threads, options)
+    _copy_pairs(pairs, stream, threads, options)
 
 
-def copy_views(
-    dst: View,
-    src: View,
-    stream: StreamLike | None,
-    dst_name: str,
-    src_name: str,
-    threads: int = 0,
-    options: Any = ffi.NULL,
-) -> None:
-    """copy_blocks() for views and options that are what they should be, with these names in errors."""
+def copy_views(dst: View, src: View, stream: StreamLike | None, dst_name: str, src_name: str) -> None:
+    """copy_blocks() for two views, with these names in errors."""
+    _copy_pairs([(dst, src, dst_name, src_name)], stream)
+
+
+# Two views, and what errors call them.
+_Pair: TypeAlias = tuple[View, View, str, str]
+
+
+def _copy_pairs(pairs: list[_Pair], stream: StreamLike | None, threads: int = 0, options: Any = ffi.NULL) -> None:
+    is_host = stream is None
+    for dst, src, dst_name, src_name in pairs:
+        _check(dst, src, dst_name, src_name)
+        is_host = is_host and dst.memory.is_host and src.memory.is_host
+    if len(pairs) > 1:
+        _check_apart(pairs)
+    if is_host:
+        for dst, src, _, _ in pairs:
+            to, of = dst.geometry, src.geometry
+            check(lib.kvbm_kernels_host_copy_blocks(to.c_view(), of.c_view(), to.c_shape(), to.num_blocks, threads))
+        return
+
+    def work(handle: Any) -> int:
+        status = 0
+        for dst, src, _, _ in pairs:
+            to, of = dst.geometry, src.geometry
+            status = lib.kvbm_kernels_copy_blocks(
+                to.c_view(), of.c_view(), to.c_shape(), to.num_blocks, options, handle
+            )
+            if status:
+                break
+        return status
+
+    sides = {}
+    for dst, src, dst_name, src_name in pairs:
+        sides[dst_name] = dst.memory
+        sides[src_name] = src.memory
+    launch(work, stream, sides)
+
+
+def as_view(obj: object, name: str) -> View:
+    """Raises KvbmTypeError for anything but a view."""
+    if not isinstance(obj, View):
+        raise KvbmTypeError(f"{name} is a {type(obj).__name__}, expected a view")
+    return obj
+
+
+def _as_pairs(dsts: object, srcs: object) -> list[_Pair]:
+    if not isinstance(dsts, list | tuple):
+        raise KvbmTypeError(f"dst is a {type(dsts).__name__}, expected a view or a list of views")
+    if not isinstance(srcs, list | tuple):
+        raise KvbmTypeError(f"src is a {type(srcs).__name__}, expected a list of views as dst is")
+    if len(dsts) != len(srcs):
+        raise KvbmValueError(f"dst is a list of {len(dsts)} views and src of {len(srcs)}, expected the same number")
+    return [
+        (as_view(dst, f"dst[{i}]"), as_view(src, f"src[{i}]"), f"dst[{i}]", f"src[{i}]")
+        for i, (dst, src) in enumerate(zip(dsts, srcs, strict=True))
+    ]
+
+
+def _check(dst: View, src: View, dst_name: str, src_name: str) -> None:
     num_blocks = len(dst)
     wrong = mismatch(dst, src, dst_name, src_name)
     if wrong is not None:
@@ -75,24 +131,23 @@ def copy_views(
             raise KvbmValueError(f"{dst_name} has block {block} more than once, at {first} and {second}")
         raise KvbmValueError(f"{dst_name} has rows that overlap each other, in one array or between arrays")
     if share_bytes(to, of):
-        raise KvbmValueError(f"{dst_name} and {src_name} overlap: some of the rows to write are also read")
-    if stream is None and dst.memory.is_host and src.memory.is_host:
-        check(lib.kvbm_kernels_host_copy_blocks(to.c_view(), of.c_view(), to.c_shape(), num_blocks, threads))
-        return
-    launch(
-        lambda handle: lib.kvbm_kernels_copy_blocks(
-            to.c_view(), of.c_view(), to.c_shape(), num_blocks, options, handle
-        ),
-        stream,
-        {dst_name: dst.memory, src_name: src.memory},
-    )
+        raise _overlap(dst_name, src_name)
 
 
-def check_views(dst: object, src: object) -> None:
-    """Raises KvbmTypeError for other things than views."""
-    if not isinstance(dst, View) or not isinstance(src, View):
-        name, wrong = ("src", src) if isinstance(dst, View) else ("dst", dst)
-        raise KvbmTypeError(f"{name} is a {type(wrong).__name__}, expected a view")
+def _check_apart(pairs: list[_Pair]) -> None:
+    """The copies of a list have no order: no two write the same bytes, and none reads what another writes."""
+    met = first_sharing([dst.geometry for dst, _, _, _ in pairs], [src.geometry for _, src, _, _ in pairs])
+    if met is not None:
+        i, j, is_written = met
+        _, _, dst_name, _ = pairs[i]
+        _, _, other_dst_name, src_name = pairs[j]
+        if is_written:
+            raise KvbmValueError(f"{dst_name} and {other_dst_name} overlap: some rows would be written twice")
+        raise _overlap(dst_name, src_name)
+
+
+def _overlap(dst_name: str, src_name: str) -> KvbmValueError:
+    return KvbmValueError(f"{dst_name} and {src_name} overlap: some of the rows to write are also read")
 
 
 def mismatch(dst: View, src: View, dst_name: str, src_name: str) -> KvbmError | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 from kvbm_kernels._native import check, ffi, lib, text
-from kvbm_kernels.copy import check_views, mismatch
+from kvbm_kernels.copy import as_view, mismatch
 from kvbm_kernels.layouts import as_c_int
 from kvbm_kernels.views import View
 
@@ -103,8 +103,7 @@ def explain(
     Raises KvbmTypeError and KvbmValueError as copy_blocks does for views that do not match. Overlap is not looked for,
     nor whether a side can be written.
     """
-    check_views(dst, src)
-    wrong = mismatch(dst, src, "dst", "src")
+    wrong = mismatch(as_view(dst, "dst"), as_view(src, "src"), "dst", "src")
     if wrong is not None:
         raise wrong
     neither = dst.memory.is_host and src.memory.is_host

@@ -7,7 +7,9 @@ leaves open is decided by laying out and sorting every run of bytes.
 from __future__ import annotations
 
 import math
+import operator
 import weakref
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -58,6 +60,32 @@ def share_bytes(rows: Geometry, others: Geometry) -> bool:
         if high <= other_low or other_high <= low or _are_known_apart(root, other_root):
             return False
     return ranges_meet(*_runs(rows), *_runs(others))
+
+
+def first_sharing(dsts: Sequence[Geometry], srcs: Sequence[Geometry]) -> tuple[int, int, bool] | None:
+    """Two places among these pairs, of which the first writes what the second writes or reads, and which of the two.
+
+    That a pair shares nothing within itself has been looked at before.
+    """
+    # In the order of their bounds, so that only those whose bounds meet are compared.
+    sides = [
+        (*_bounds(rows.root), i, is_written, rows)
+        for is_written, geometries in ((True, dsts), (False, srcs))
+        for i, rows in enumerate(geometries)
+        if rows.num_blocks
+    ]
+    sides.sort(key=operator.itemgetter(0))
+    begun: list[tuple[int, int, int, bool, Geometry]] = []
+    for side in sides:
+        low, _, i, is_written, rows = side
+        begun = [other for other in begun if other[1] > low]
+        for _, _, j, other_is_written, others in begun:
+            if i != j and (is_written or other_is_written) and share_bytes(rows, others):
+                if is_written and other_is_written:
+                    return min(i, j), max(i, j), True
+                return (i, j, False) if is_written else (j, i, False)
+        begun.append(side)
+    return None
 
 
 def ranges_meet(starts: Addresses, nbytes: int, other_starts: Addresses, other_nbytes: int) -> bool:
