@@ -1,6 +1,6 @@
 """Move the KV-cache blocks of large language models between memory layouts and between memories."""
 
-from kvbm_kernels import engines
+from kvbm_kernels import engines, pp, tp
 from kvbm_kernels._native import ffi, lib
 from kvbm_kernels.batch import last_batch_routes, memcpy_batch, vectorized_copy
 from kvbm_kernels.block_allocator import BlockAllocator, BlockUsage, OutOfBlocks
@@ -92,6 +92,8 @@ __all__ = [
     "lib",
     "memcpy_batch",
     "operational_from_block",
+    "pp",
+    "tp",
     "universal_from_block",
     "vectorized_copy",
 ]

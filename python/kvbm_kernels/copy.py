@@ -27,7 +27,7 @@ def copy_blocks(
     converted.
 
     Two lists of views are copied pair by pair, such as the groups of a model whose layers differ in head dimension or
-    window. Pairs may differ in all but the kind of memory: they are
+    window, or the parts of a :class:`kvbm_kernels.plans.Plan`. Pairs may differ in all but the kind of memory: they are
     either all in host memory, or all copied on the one stream. All of them are checked before the first is copied.
 
     With both in host memory and no stream given, ``num_threads`` threads do it, 0 to let the library choose, and the

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from kvbm_kernels.arrays import Form, Group, Memory
 from kvbm_kernels.errors import KvbmIndexError, KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.geometry import Addresses, Geometry, PerIndex
-from kvbm_kernels.layouts import BlockShape, Layout, as_count, as_integer, resized
+from kvbm_kernels.layouts import BlockShape, Layout, as_integer, resized
+from kvbm_kernels.tp import heads_of_rank
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -75,17 +76,7 @@ class View(Uncopied):
         With more ranks than heads, neighbouring ranks hold the same head; on the way back, let one of them write it.
         Raises KvbmValueError if neither of nh and ``size`` divides the other, or ``rank`` is no rank.
         """
-        nh = self.shape.nh
-        size = as_count(size, "size", 1)
-        rank = as_count(rank, "rank", 0)
-        if rank >= size:
-            raise KvbmValueError(f"rank is {rank}, expected 0 to {size - 1}")
-        if nh % size == 0:
-            return self.heads(rank * (nh // size), (rank + 1) * (nh // size))
-        if size % nh == 0:
-            head = rank // (size // nh)
-            return self.heads(head, head + 1)
-        raise KvbmValueError(f"{nh} heads cannot be shared by {size} ranks: neither number divides the other")
+        return self.heads(*heads_of_rank(rank, size, self.shape.nh))
 
     def __repr__(self) -> str:
         layout = f", {self.layout.name}" if self.layout is not None else ""

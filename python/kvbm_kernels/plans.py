@@ -1,0 +1,125 @@
+"""What moves between two ways of dividing heads or layers: who reads what from whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
+from kvbm_kernels.layouts import as_count
+
+if TYPE_CHECKING:
+    from kvbm_kernels.views import View
+
+Range: TypeAlias = tuple[int, int]
+"""The first index, and the one after the last."""
+
+# (source, its range, destination, its range), each range counted from the first index that its holder has.
+T = TypeVar("T", bound=tuple[int, Range, int, Range])
+
+# What heads and layers are counted as, and who holds them.
+_COUNTED = {"heads": "nh", "layers": "nl"}
+_HOLDER = {"heads": "rank", "layers": "stage"}
+
+
+@dataclass(frozen=True)
+class Plan(Generic[T]):
+    """Who reads what from whom: a sequence of transfers that together give every destination all it holds, once.
+
+    ``what`` is "heads" or "layers". ``src`` and ``dst`` are the range of the model's heads or layers that each source
+    and each destination holds.
+    """
+
+    what: str
+    src: tuple[Range, ...]
+    dst: tuple[Range, ...]
+    transfers: tuple[T, ...]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.transfers)
+
+    def __len__(self) -> int:
+        return len(self.transfers)
+
+    def of(self, src: int) -> tuple[T, ...]:
+        """What one source is read for; nothing, if another that holds the same is read in its place."""
+        return self._of(0, "src", src, self.src)
+
+    def to(self, dst: int) -> tuple[T, ...]:
+        """What one destination reads."""
+        return self._of(2, "dst", dst, self.dst)
+
+    def views(self, dsts: Sequence[View], srcs: Sequence[View]) -> tuple[list[View], list[View]]:
+        """The parts of these views that the transfers are between, for ``copy_blocks(*plan.views(dsts, srcs))``.
+
+        There is a view for each destination and each source, of the heads or layers that it holds. Raises
+        KvbmTypeError and KvbmValueError for others.
+        """
+        for name, views, held in (("dsts", dsts, self.dst), ("srcs", srcs, self.src)):
+            self._check(name, views, held)
+        pairs = [
+            (self._part(dsts[dst], dst_range), self._part(srcs[src], src_range))
+            for src, src_range, dst, dst_range in self.transfers
+        ]
+        return [dst for dst, _ in pairs], [src for _, src in pairs]
+
+    def __str__(self) -> str:
+        holder = _HOLDER[self.what]
+        lines = [
+            f"{holder} {src} {self.what} {src_range[0]}:{src_range[1]} -> "
+            f"{holder} {dst} {self.what} {dst_range[0]}:{dst_range[1]}"
+            for src, src_range, dst, dst_range in self.transfers
+        ]
+        total = max(stop for _, stop in self.src)
+        return "\n".join([f"{total} {self.what}, {len(self.src)} {holder}s to {len(self.dst)}", *lines])
+
+    def _of(self, place: int, name: str, number: int, held: tuple[Range, ...]) -> tuple[T, ...]:
+        if as_count(number, name, 0) >= len(held):
+            raise KvbmValueError(f"{name} is {number}, expected 0 to {len(held) - 1}")
+        return tuple(transfer for transfer in self.transfers if transfer[place] == number)
+
+    def _check(self, name: str, views: Any, held: tuple[Range, ...]) -> None:
+        if not isinstance(views, list | tuple):
+            raise KvbmTypeError(f"{name} is a {type(views).__name__}, expected a list of {len(held)} views")
+        if len(views) != len(held):
+            raise KvbmValueError(f"{name} is a list of {len(views)}, expected {len(held)} views")
+        symbol = _COUNTED[self.what]
+        for i, (view, (start, stop)) in enumerate(zip(views, held, strict=True)):
+            shape = getattr(view, "shape", None)
+            if not hasattr(shape, symbol):
+                raise KvbmTypeError(f"{name}[{i}] is a {type(view).__name__}, expected a view")
+            count = getattr(shape, symbol)
+            if count != stop - start:
+                raise KvbmValueError(f"{name}[{i}] has {symbol} = {count}, expected {stop - start}")
+
+    def _part(self, view: View, part: Range) -> View:
+        return view.heads(*part) if self.what == "heads" else view.layers(*part)
+
+
+def overlaps(src: Sequence[Range], dst: Sequence[Range]) -> Iterator[tuple[int, Range, int, Range]]:
+    """What each destination reads from which source, as the transfers of a plan are.
+
+    Sources that share anything have to hold the same. The destinations that hold the same are then spread over the
+    sources that have it, in order, and a destination that nobody else doubles reads from the first of them.
+    """
+    holders = _by_range(src)
+    readers = _by_range(dst)
+    for dst_rank, dst_range in enumerate(dst):
+        alike = readers[dst_range]
+        for src_range, ranks in holders.items():
+            start, stop = max(src_range[0], dst_range[0]), min(src_range[1], dst_range[1])
+            if start < stop:
+                rank = ranks[alike.index(dst_rank) * len(ranks) // len(alike)]
+                yield rank, _within(src_range, start, stop), dst_rank, _within(dst_range, start, stop)
+
+
+def _by_range(ranges: Sequence[Range]) -> dict[Range, list[int]]:
+    found: dict[Range, list[int]] = {}
+    for rank, each in enumerate(ranges):
+        found.setdefault(each, []).append(rank)
+    return found
+
+
+def _within(outer: Range, start: int, stop: int) -> Range:
+    return start - outer[0], stop - outer[0]
