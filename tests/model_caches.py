@@ -197,9 +197,10 @@ def restored(transformers: Any, config: Any, tensors: list[tuple[Any, Any]]) -> 
 
 
 class Group(NamedTuple):
-    """Layers, and K, V or both of them, whose rows are alike: the tensors, [heads, tokens, row] each."""
+    """Layers, and K, V or both of them, whose rows are alike, in the cache's own tensors."""
 
-    tensors: list[list[Any]]
+    layers: list[tuple[Any, Any]]
+    part: Any
     shape: kk.BlockShape
     first_token: int
 
@@ -211,16 +212,15 @@ class Group(NamedTuple):
 
 def groups_of(tensors: list[tuple[Any, Any]]) -> list[Group]:
     """The groups of a cache, in the order of their first layers."""
-    alike: dict[Any, list[list[Any]]] = {}
-    for layer in tensors:
-        keys, values = (tensor[0] for tensor in layer)
-        for part in [[keys, values]] if keys.shape == values.shape else [[keys], [values]]:
-            kind = (len(part), part[0].shape, part[0] is keys)
-            alike.setdefault(kind, []).append(part)
+    alike: dict[Any, list[tuple[Any, Any]]] = {}
+    for keys, values in tensors:
+        alike.setdefault((keys.shape, values.shape), []).append((keys, values))
     groups = []
-    for (no, (nh, tokens, hd), _), parts in alike.items():
-        shape = kk.BlockShape(len(parts), no, nh, TOKENS_PER_BLOCK, hd, "bf16")
-        groups.append(Group(parts, shape, PROMPT_TOKENS - tokens))
+    for (of_keys, of_values), layers in alike.items():
+        parts = [None] if of_keys == of_values else ["k", "v"]
+        for part, (_, nh, tokens, hd) in zip(parts, (of_keys, of_values), strict=False):
+            shape = kk.BlockShape(len(layers), 2 if part is None else 1, nh, TOKENS_PER_BLOCK, hd, "bf16")
+            groups.append(Group(layers, part, shape, PROMPT_TOKENS - tokens))
     return groups
 
 
@@ -232,16 +232,15 @@ def pieces(group: Group) -> list[tuple[kk.View, slice, tuple[int, int]]]:
     first, nt = group.blocks.start, TOKENS_PER_BLOCK
     starts = [group.first_token, *range((first + 1) * nt, PROMPT_TOKENS, nt), PROMPT_TOKENS]
     found = []
-    for tokens, run in itertools.groupby(itertools.pairwise(starts), lambda ends: (ends[0] % nt, ends[1] - ends[0])):
-        blocks = list(run)
-        offset, count = tokens
-        start, stop = (ends - group.first_token for ends in (blocks[0][0], blocks[-1][1]))
-        cut = [[tensor[:, start:stop].unflatten(1, (len(blocks), count)) for tensor in part] for part in group.tensors]
-        shape = kk.BlockShape(group.shape.nl, group.shape.no, group.shape.nh, count, group.shape.hd, "bf16")
-        one_each = cut if shape.no > 1 else [part[0] for part in cut]
-        view = kk.BlockStack.from_layers(one_each, shape, axes="hbtd")
-        place = blocks[0][0] // nt - first
-        found.append((view, slice(place, place + len(blocks)), (offset, offset + count)))
+    for (offset, count), run in itertools.groupby(
+        itertools.pairwise(starts), lambda ends: (ends[0] % nt, ends[1] - ends[0])
+    ):
+        blocks = [start for start, _ in run]
+        view = kk.engines.from_transformers(
+            group.layers, block_size=count, start=blocks[0] - group.first_token, part=group.part
+        )
+        place = blocks[0] // nt - first
+        found.append((view[: len(blocks)], slice(place, place + len(blocks)), (offset, offset + count)))
     return found
 
 
