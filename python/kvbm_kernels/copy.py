@@ -117,7 +117,6 @@ def _as_pairs(dsts: object, srcs: object) -> list[_Pair]:
 
 
 def _check(dst: View, src: View, dst_name: str, src_name: str) -> None:
-    num_blocks = len(dst)
     wrong = mismatch(dst, src, dst_name, src_name)
     if wrong is not None:
         raise wrong

@@ -1,0 +1,277 @@
+"""The command line of kvbench."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+import kvbm_kernels as kk
+from kvbm_kernels.bench import compare as comparison
+from kvbm_kernels.bench.backends import ABBREVIATIONS, BACKENDS
+from kvbm_kernels.bench.beside import KERNELS
+from kvbm_kernels.bench.cases import DIRECTIONS
+from kvbm_kernels.bench.measure import Effort
+from kvbm_kernels.bench.models import DEFAULT, MODELS
+from kvbm_kernels.bench.patterns import as_pattern
+from kvbm_kernels.bench.results import read_rows
+from kvbm_kernels.bench.run import Request, run_tests
+from kvbm_kernels.bench.suites import SUITES
+from kvbm_kernels.dtypes import as_dtype
+from kvbm_kernels.errors import KvbmError
+
+Callback = Callable[[click.Context, click.Parameter, str | None], Any]
+
+
+def _by(parse: Callable[[str], Any]) -> Callback:
+    """The callback of an option whose value ``parse`` understands or raises ValueError for."""
+
+    def callback(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return callback
+
+
+def _list_of(parse: Callable[[str], Any]) -> Callback:
+    """The same for a list with commas, each entry once."""
+    return _by(lambda value: list(dict.fromkeys(parse(entry.strip()) for entry in value.split(","))))
+
+
+def _count(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if not number:
+        raise ValueError(f"{text!r}, expected a whole number of 1 or more, or several with commas")
+    return number
+
+
+def _one_of(choices: dict[str, Any], abbreviations: dict[str, str]) -> Callable[[str], str]:
+    short: dict[str, list[str]] = {}
+    for abbreviation, name in abbreviations.items():
+        short.setdefault(name, []).append(abbreviation)
+    listed = ", ".join(name + (f" (or {'/'.join(short[name])})" if name in short else "") for name in choices)
+
+    def parse(text: str) -> str:
+        name = abbreviations.get(text, text)
+        if name not in choices:
+            raise ValueError(f"{text!r}, expected {listed}")
+        return name
+
+    return parse
+
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_SAVED = click.Path(exists=True, dir_okay=False, path_type=Path)
+_PLOT = "a .png or .svg file"
+
+_EPILOG = """\b
+Patterns are LAYOUT_to_LAYOUT:
+  fc_to_fc (fc), lw_to_fc (lw), fc_to_lw, lw_to_lw
+      bytes as they are: whole blocks (fc), or a piece for each layer, K and V (lw)
+  nhd, hnd, operational, universal, packed, any two of them, such as nhd_to_universal
+      conversions, which bring rows into another order; packed has K and V of a row side by side
+Behind a name, _shuffled has the pieces anywhere in memory, and _pools an allocation for each
+layer (and K and V) with the blocks anywhere in it. Without, they follow each other.
+
+\b
+Backends:
+{backends}
+
+\b
+Examples:
+  kvbench --num-blocks=1,128 --tokens-per-block=16,64 --backend vectorized,batched --direction h2d
+  kvbench --model llama-3.1-8b --pattern nhd_to_universal_pools --direction d2d,d2h --json out.json
+  kvbench --direction h2d --pattern lw_to_fc_pools --beside gemm
+  kvbench --suite conversion --plot conversion.png
+  kvbench compare before.csv after.csv
+
+Standard output is CSV; everything else is on standard error. Completion for bash, zsh or fish:
+eval "$(_KVBENCH_COMPLETE=bash_source kvbench)".""".format(
+    backends="\n".join(f"  {name:<13} {meaning}" for name, meaning in BACKENDS.items())
+)
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(kk.__version__, prog_name="kvbench")
+@click.option(
+    "--num-blocks",
+    metavar="N,..",
+    callback=_list_of(_count),
+    default="1,8,32",
+    show_default=True,
+    help="Blocks in a batch.",
+)
+@click.option(
+    "--tokens-per-block",
+    metavar="N,..",
+    callback=_list_of(_count),
+    default="16",
+    show_default=True,
+    help="Tokens of a block.",
+)
+@click.option(
+    "--backend",
+    metavar="NAME,..",
+    callback=_list_of(_one_of(BACKENDS, ABBREVIATIONS)),
+    default=None,
+    help="How bytes are moved, see below.  [default: what the pattern and the direction have]",
+)
+@click.option(
+    "--direction",
+    metavar="h2d|d2h|d2d|h2h,..",
+    callback=_list_of(_one_of(DIRECTIONS, {})),
+    default=None,
+    help="From host (h) or device (d) to host or device.  [default: h2d,d2h,d2d with a GPU, h2h without]",
+)
+@click.option(
+    "--pattern",
+    metavar="NAME,..",
+    callback=_list_of(as_pattern),
+    default="fc_to_fc,lw_to_fc",
+    show_default=True,
+    help="Layouts on both sides, see below.",
+)
+@click.option("--warmup", type=click.IntRange(0), default=10, show_default=True, help="Calls before the timed ones.")
+@click.option("--iters", type=click.IntRange(1), default=100, show_default=True, help="Timed calls, at least.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    callback=_by(_one_of(MODELS, {})),
+    help=f"Extents of a model's cache.  [default: {DEFAULT}]",
+)
+@click.option("--layers", type=click.IntRange(1), help="Instead of the model's.")
+@click.option("--kv-heads", type=click.IntRange(1), help="Instead of the model's; of one rank.")
+@click.option("--head-dim", type=click.IntRange(1), help="Instead of the model's.")
+@click.option("--outer-dim", type=click.IntRange(1), help="Instead of the model's: 2 for K and V, 1 for MLA.")
+@click.option(
+    "--dtype", metavar="NAME", callback=_by(as_dtype), help="bf16, f16, f32, fp8_e4m3, int8 and so on.  [default: bf16]"
+)
+@click.option(
+    "--baseline",
+    type=click.Choice(["copy", "permute"]),
+    default=None,
+    help="What runs beside: one plain copy, or the array library's own permutation.  [default: copy]",
+)
+@click.option("--max-sms", type=click.IntRange(1), help="The most multiprocessors a conversion may use.")
+@click.option("--beside", type=click.Choice(list(KERNELS)), help="Also run beside a compute kernel on the GPU.")
+@click.option("--suite", type=click.Choice([*SUITES, "all"]), help="A table of the project's instead of a combination.")
+@click.option("--only", help="Of a suite, rows whose title or pattern has this text, or with commas one of several.")
+@click.option("--library", type=click.Choice(["torch", "cupy"]), help="Whose CUDA memory.  [default: the first there]")
+@click.option("--json", "json_file", type=_FILE, help="Write everything here too, samples and provenance included.")
+@click.option("--plot", "plot_file", type=_FILE, help=f"Draw the results into {_PLOT}.")
+@click.pass_context
+def kvbench(ctx: click.Context, /, json_file: Path | None, plot_file: Path | None, **options: Any) -> int:
+    """What transfers and conversions of KV-cache blocks cost on this machine.
+
+    Each test is timed against a plain copy of the same bytes in the same run, and its bytes are checked: a wrong one
+    makes the exit status 1. What cannot run here is WAIVED, with the reason.
+    """
+    given = {
+        name: value
+        for name, value in options.items()
+        if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    }
+    if ctx.invoked_subcommand is not None:
+        if given or json_file or plot_file:
+            raise click.UsageError(f"options of a run in front of {ctx.invoked_subcommand}, expected none")
+        return 0
+    of_suite = {"suite", "only", "warmup", "iters", "library"}
+    if options["suite"]:
+        for name in given.keys() - of_suite:
+            raise click.UsageError(f"--{name.replace('_', '-')} with --suite, expected only {_flags(of_suite)} with it")
+    elif options["only"]:
+        raise click.UsageError("--only without --suite, expected both")
+    for path in (json_file, plot_file):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise click.UsageError(f"{path}: there is no folder {path.parent}")
+    if plot_file is not None:
+        _plotting(plot_file)
+    try:
+        request = Request.of(options)
+    except KvbmError as error:
+        raise click.UsageError(str(error)) from None
+    command = shlex.join(["kvbench", *sys.argv[1:]])
+    effort = Effort(options["warmup"], options["iters"])
+    run, status = run_tests(request, effort, options["library"], command, json_file)
+    if plot_file is not None:
+        from kvbm_kernels.bench.results import as_rows
+
+        rows = as_rows([result.as_dict() for result in run.results])
+        if rows:
+            _plotting(plot_file)(rows, plot_file)
+        else:
+            print(f"kvbench: nothing was measured, {plot_file} is not written", file=sys.stderr)
+    return status
+
+
+@kvbench.command()
+@click.argument("results", type=_SAVED)
+@click.argument("image", type=_FILE)
+def plot(results: Path, image: Path) -> int:
+    """Draw RESULTS, the CSV or JSON of a run, into IMAGE, a .png or .svg file. Only JSON has the ceilings."""
+    draw = _plotting(image)
+    rows = _read(results)
+    if not rows:
+        raise click.UsageError(f"{results} has no measured test")
+    draw(rows, image)
+    return 0
+
+
+@kvbench.command()
+@click.argument("before", type=_SAVED)
+@click.argument("after", type=_SAVED)
+def compare(before: Path, after: Path) -> int:
+    """The bandwidth of AFTER over that of BEFORE, test by test; each is the CSV or JSON of a run."""
+    matched = comparison.match(_read(before), _read(after))
+    if not matched.pairs:
+        raise click.UsageError(f"{before} and {after} have no test in common")
+    comparison.show(matched, str(before), str(after))
+    return 0
+
+
+def _flags(names: set[str]) -> str:
+    return ", ".join(f"--{name}" for name in sorted(names | {"json", "plot"}))
+
+
+def _read(path: Path) -> list[Any]:
+    try:
+        return read_rows(path)
+    except (OSError, ValueError) as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _plotting(image: Path) -> Callable[[list[Any], Path], None]:
+    """The function that draws, or an error before anything is measured."""
+    if image.suffix not in (".png", ".svg"):
+        raise click.UsageError(f"{image}, expected {_PLOT}")
+    try:
+        from kvbm_kernels.bench.plot import draw
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise click.UsageError("matplotlib is not installed: pip install 'kvbm-kernels[cli]'") from None
+    return draw
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run the command line; its exit status. What is wrong with it takes one line."""
+    try:
+        return int(kvbench.main(arguments, prog_name="kvbench", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        message = " ".join(error.format_message().split())
+        if message.startswith("No such") and "mean" not in message:
+            message += " kvbench --help lists what there is."
+        print(f"kvbench: error: {message}", file=sys.stderr)
+        return 2
+    except click.Abort:
+        return 130

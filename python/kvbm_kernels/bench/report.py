@@ -1,0 +1,142 @@
+"""What a run shows while it goes: the CSV on standard output, and everything for people on standard error."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from kvbm_kernels.bench.cases import Case
+from kvbm_kernels.bench.results import COLUMNS, Result, Run
+
+
+class Report:
+    """Plain lines for a pipe; on a terminal a bar with the time left below them, and a table at the end."""
+
+    def __init__(self, banner: list[str], cases: list[Case], cost: float) -> None:
+        """``cost`` is how many turns through its bytes each case takes."""
+        self._cases = cases
+        self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        self._is_live = self._console.is_terminal
+        self._bar = Progress(
+            TextColumn("{task.completed:.0f}%"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.description}"),
+            console=self._console,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            transient=True,
+            disable=not self._is_live,
+        )
+        # A test costs what it moves, and something for its buffers.
+        self._weights = [case.total_bytes * cost + (64 << 20) for case in cases]
+        self._task = self._bar.add_task("", total=100.0)
+        self._title = ""
+        self._section = ""
+        self._number = 0
+        for line in banner:
+            self._line(line)
+        self._line("")
+        self._row(",".join(COLUMNS))
+
+    def __enter__(self) -> Report:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, case: Case) -> None:
+        """Say which test comes next."""
+        shape = case.shape
+        section = (
+            f"--- tokens_per_block={shape.nt}, inner={shape.chunk_nbytes} bytes ({shape.chunk_nbytes / 1024:.4g} KB), "
+            f"block={shape.block_nbytes} bytes ({shape.block_nbytes / (1 << 20):.1f} MB) ---"
+        )
+        if case.title != self._title:
+            self._line(f"# {case.title}")
+        if section != self._section:
+            self._line(section)
+        self._title, self._section = case.title, section
+        self._number += 1
+        self._bar.update(self._task, description=f"{case.pattern.name} {case.direction} {case.backend}")
+
+    def tick(self, part: float) -> None:
+        """Say that a part of the present test is done."""
+        self._bar.advance(self._task, 100 * part * self._weights[self._number - 1] / sum(self._weights))
+
+    def end(self, result: Result) -> None:
+        """Show what became of the test."""
+        prefix = f"  [{self._number}/{len(self._cases)}] {result.case.label} ... "
+        if result.timing is None:
+            self._line(f"{prefix}{result.status.upper()}: {result.reason}")
+        else:
+            self._line(f"{prefix}{result.timing.bandwidth_gbps:.2f} GB/s ({result.timing.median_ms:.4f} ms)")
+            self._row(",".join(result.columns()))
+        done = sum(self._weights[: self._number]) / sum(self._weights)
+        self._bar.update(self._task, completed=100 * done)
+
+    def finish(self, run: Run) -> None:
+        """Show the whole, after the bar is gone."""
+        if self._is_live and run.counts["measured"]:
+            self._console.print(_table(run.results))
+        for result in run.results:
+            if result.status in ("wrong", "failed"):
+                self._line(f"{result.status.upper()}: {' '.join(result.case.label.split())}: {result.reason}")
+        self._line("")
+        named = {"not_run": "not run"}
+        counts = [f"{count} {named.get(status, status)}" for status, count in run.counts.items() if count]
+        missed = sum(bool(result.missed) for result in run.results)
+        if missed:
+            counts.append(f"{missed} below an aim")
+        self._line(f"{len(self._cases)} tests: {', '.join(counts)}")
+        self._line("Interrupted." if run.interrupted else "Done.")
+
+    def _line(self, text: str) -> None:
+        self._console.print(text)
+
+    def _row(self, text: str) -> None:
+        if self._is_live and sys.stdout.isatty():
+            # The bar is on the same terminal, and has to make room.
+            self._console.print(text)
+        else:
+            print(text, flush=True)
+
+
+def _table(results: list[Result]) -> Table:
+    table = Table(title="GB/s of payload; ratio to the baseline sampled in turns with it")
+    for name in ("tokens", "blocks", "pattern", "", "backend", "piece", "ms", "GB/s", "baseline", "ratio", "host ms"):
+        table.add_column(name, justify="left" if name in ("pattern", "", "backend", "baseline") else "right")
+    table.add_column("route")
+    besides = any(result.measured.get("beside") for result in results)
+    if besides:
+        table.add_column("slows kernel, is slowed")
+    for result in results:
+        if result.timing is None or result.baseline is None:
+            continue
+        case, measured = result.case, result.measured
+        cells: list[Any] = [
+            case.shape.nt,
+            case.num_blocks,
+            case.pattern.name,
+            case.direction,
+            case.backend,
+            case.copy_size,
+            f"{result.timing.median_ms:.4f}",
+            f"{result.timing.bandwidth_gbps:.2f}",
+            f"{result.baseline_name} {result.baseline.bandwidth_gbps:.2f}",
+            f"{result.ratio:.3f}{' below' if 'ratio' in result.missed else ''}",
+            f"{measured['host_ms']:.3f}",
+            "+".join(measured["route"]) + (" (cached)" if measured["cached"] else ""),
+        ]
+        if besides:
+            beside = measured.get("beside")
+            cells.append(f"{beside['compute_slowdown']:.3f}, {beside['transfer_slowdown']:.3f}" if beside else "")
+        table.add_row(*map(str, cells))
+    return table

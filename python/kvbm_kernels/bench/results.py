@@ -1,0 +1,227 @@
+"""What a run found: the columns of the CSV, the JSON with everything, and reading both back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvbm_kernels.bench.cases import Case
+
+SCHEMA = "kvbench/1"
+COLUMNS = (
+    "tokens_per_block",
+    "num_blocks",
+    "pattern",
+    "direction",
+    "backend",
+    "total_bytes",
+    "inner_bytes",
+    "copy_size",
+    "num_copies",
+    "median_ms",
+    "bandwidth_gbps",
+)
+KEY = COLUMNS[:5]
+STATUSES = ("measured", "waived", "wrong", "failed", "not_run")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Samples of one call, in milliseconds."""
+
+    samples_ms: list[float]
+    total_bytes: int
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.samples_ms)
+
+    @property
+    def bandwidth_gbps(self) -> float:
+        """Payload bytes, counted once, a second, in 10**9."""
+        return self.total_bytes / self.median_ms / 1e6
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "median_ms": self.median_ms,
+            "min_ms": min(self.samples_ms),
+            "max_ms": max(self.samples_ms),
+            "samples_ms": self.samples_ms,
+            "bandwidth_gbps": self.bandwidth_gbps,
+        }
+
+
+@dataclass
+class Result:
+    """What became of one test."""
+
+    case: Case
+    status: str
+    reason: str = ""
+    """Why it is not measured."""
+    timing: Timing | None = None
+    baseline: Timing | None = None
+    baseline_name: str = ""
+    measured: dict[str, Any] = field(default_factory=dict)
+    """The rest of what is in the JSON."""
+
+    @property
+    def ratio(self) -> float | None:
+        """The speed, of the baseline's."""
+        if self.timing is None or self.baseline is None:
+            return None
+        return self.baseline.median_ms / self.timing.median_ms
+
+    @property
+    def missed(self) -> list[str]:
+        """Which aims of a suite were not reached."""
+        beside = self.measured.get("beside") or {}
+        got = {
+            "ratio": self.ratio,
+            "host_ms": self.measured.get("host_ms"),
+            "compute_slowdown": beside.get("compute_slowdown"),
+        }
+        missed = []
+        for name, aim in self.case.aims.items():
+            value = got[name]
+            if value is not None and (value < aim if name == "ratio" else value > aim):
+                missed.append(name)
+        return missed
+
+    def columns(self) -> list[str]:
+        """The fields of the CSV row."""
+        case = self.case
+        if self.timing is None:
+            raise ValueError(f"a test that is {self.status} has no row")
+        return [
+            *map(str, (case.shape.nt, case.num_blocks, case.pattern.name, case.direction, case.backend)),
+            *map(str, (case.total_bytes, case.shape.chunk_nbytes, case.copy_size, case.total_bytes // case.copy_size)),
+            f"{self.timing.median_ms:.4f}",
+            f"{self.timing.bandwidth_gbps:.2f}",
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        case, shape = self.case, self.case.shape
+        columns: dict[str, Any] = {
+            "tokens_per_block": shape.nt,
+            "num_blocks": case.num_blocks,
+            "pattern": case.pattern.name,
+            "direction": case.direction,
+            "backend": case.backend,
+            "total_bytes": case.total_bytes,
+            "inner_bytes": shape.chunk_nbytes,
+            "copy_size": case.copy_size,
+            "num_copies": case.total_bytes // case.copy_size,
+            "title": case.title,
+            "layers": shape.nl,
+            "outer_dim": shape.no,
+            "kv_heads": shape.nh,
+            "head_dim": shape.hd,
+            "dtype": str(shape.dtype),
+            "status": self.status,
+            "reason": self.reason,
+        }
+        if self.timing is not None and self.baseline is not None:
+            columns |= self.timing.as_dict()
+            columns["baseline"] = {"name": self.baseline_name, **self.baseline.as_dict()}
+            columns["ratio"] = self.ratio
+            columns |= self.measured
+        return columns | {"aims": dict(case.aims), "missed": self.missed}
+
+
+@dataclass
+class Run:
+    """All results of a run, and what it ran on."""
+
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+    results: list[Result] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {status: sum(result.status == status for result in self.results) for status in STATUSES}
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "provenance": self.provenance,
+            "settings": self.settings,
+            "interrupted": self.interrupted,
+            "counts": self.counts,
+            "results": [result.as_dict() for result in self.results],
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured test of a saved run, from a CSV or a JSON file."""
+
+    tokens_per_block: int
+    num_blocks: int
+    pattern: str
+    direction: str
+    backend: str
+    total_bytes: int
+    copy_size: int
+    median_ms: float
+    bandwidth_gbps: float
+    shape: tuple[Any, ...]
+    """What else tells rows apart; empty strings from a CSV."""
+    baseline: tuple[str, float] | None
+    """The baseline's name and GB/s; only JSON has it."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (*[getattr(self, name) for name in KEY], self.total_bytes, self.copy_size)
+
+
+def as_rows(results: Sequence[dict[str, Any]]) -> list[Row]:
+    """The measured ones of results as in the JSON."""
+    rows = []
+    for result in results:
+        if "median_ms" not in result:
+            continue
+        baseline = result.get("baseline")
+        rows.append(
+            Row(
+                int(result["tokens_per_block"]),
+                int(result["num_blocks"]),
+                result["pattern"],
+                result["direction"],
+                result["backend"],
+                int(result["total_bytes"]),
+                int(result["copy_size"]),
+                float(result["median_ms"]),
+                float(result["bandwidth_gbps"]),
+                tuple(result.get(name, "") for name in ("layers", "kv_heads", "head_dim", "dtype")),
+                (baseline["name"], baseline["bandwidth_gbps"]) if baseline else None,
+            )
+        )
+    return rows
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a saved run. Raises OSError, and ValueError for what is neither CSV nor JSON of kvbench."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        if text.lstrip().startswith("{"):
+            document = json.loads(text)
+            if document["schema"] != SCHEMA:
+                raise ValueError(f"schema {document['schema']}, expected {SCHEMA}")
+            return as_rows(document["results"])
+        reader = csv.DictReader(text.splitlines())
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise ValueError(f"the first line is not {','.join(COLUMNS)}")
+        return as_rows(list(reader))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no result of kvbench: {error}") from None
+
+
+def write_json(run: Run, path: Path) -> None:
+    path.write_text(json.dumps(run.as_dict(), indent=1) + "\n", encoding="utf-8")

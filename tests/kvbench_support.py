@@ -1,0 +1,53 @@
+"""What the tests of kvbench share: the real command, as a user runs it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+COMMAND = [sys.executable, "-m", "kvbm_kernels.bench"]
+COLUMNS = (
+    "tokens_per_block,num_blocks,pattern,direction,backend,"
+    "total_bytes,inner_bytes,copy_size,num_copies,median_ms,bandwidth_gbps"
+)
+# A cache of a few kilobytes, called as often as a test needs.
+SMALL = ("--layers", "3", "--kv-heads", "2", "--head-dim", "12", "--tokens-per-block", "5", "--iters", "3")
+
+
+class Ran(NamedTuple):
+    """What a run of the command left."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """The rows of the CSV."""
+        return list(csv.DictReader(self.out.splitlines()))
+
+
+def kvbench(*arguments: str | Path, **variables: str) -> Ran:
+    """Run the command with these arguments and environment variables."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def results(tmp_path: Path, *arguments: str | Path, status: int = 0, **variables: str) -> dict[str, Any]:
+    """The JSON of a run that ends with this exit status."""
+    path = tmp_path / "results.json"
+    ran = kvbench(*arguments, "--json", path, **variables)
+    assert ran.status == status, ran.err
+    return json.loads(path.read_text())

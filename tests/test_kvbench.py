@@ -1,0 +1,503 @@
+"""The command kvbench on the host engine: what it prints, what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pty
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import sysconfig
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvbm_kernels as kk
+from buildtools import ROOT, require_program, run
+from kvbench_support import COLUMNS, COMMAND, SMALL, kvbench, results
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+# The banner, the section lines and the lines of tests as the source document shows them, for a small model.
+DOCUMENTED = """\
+KV Cache Transfer Benchmark
+  Model: Llama 3.2 1B (bf16)
+  Layers: 16, KV heads: 8, Head dim: 64, Outer dim: 2
+  Warmup: 0, Timed: 1
+  Batch API available: {batch}
+  tokens_per_block: [1, 16]
+  num_blocks: [1, 3]
+  directions: [h2h]
+  patterns: [fc_to_fc, lw_to_fc]
+  backends: [vectorized, auto]
+  Total tests: 16
+  Host: ...
+
+--- tokens_per_block=1, inner=1024 bytes (1 KB), block=32768 bytes (0.0 MB) ---
+  [1/16] tpb=1 N=  1 fc_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
+  [2/16] tpb=1 N=  1 fc_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
+  [3/16] tpb=1 N=  1 lw_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
+  [4/16] tpb=1 N=  1 lw_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
+  [5/16] tpb=1 N=  3 fc_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
+  [6/16] tpb=1 N=  3 fc_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
+  [7/16] tpb=1 N=  3 lw_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
+  [8/16] tpb=1 N=  3 lw_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
+--- tokens_per_block=16, inner=16384 bytes (16 KB), block=524288 bytes (0.5 MB) ---
+  [9/16] tpb=16 N=  1 fc_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
+  [10/16] tpb=16 N=  1 fc_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
+  [11/16] tpb=16 N=  1 lw_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
+  [12/16] tpb=16 N=  1 lw_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
+  [13/16] tpb=16 N=  3 fc_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
+  [14/16] tpb=16 N=  3 fc_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
+  [15/16] tpb=16 N=  3 lw_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
+  [16/16] tpb=16 N=  3 lw_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
+
+16 tests: 16 measured
+Done.
+"""
+
+
+class TestOutput:
+    def test_the_documented_streams(self):
+        """Standard error has the documented banner and lines, standard output the CSV and nothing else."""
+        ran = kvbench(
+            "--num-blocks=1,3", "--tokens-per-block=1,16", "--backend", "vectorized,auto", "--direction", "h2h",
+            "--model", "llama-3.2-1b", "--warmup", "0", "--iters", "1",
+        )  # fmt: skip
+        assert ran.status == 0, ran.err
+        shown = re.sub(r"\d+\.\d\d GB/s \(\d+\.\d{4} ms\)", "#.## GB/s (#.#### ms)", ran.err)
+        shown = re.sub(r"  Host: .+", "  Host: ...", shown)
+        assert shown == DOCUMENTED.format(batch=str(kk.has_memcpy_batch_async()).lower())
+        header, *rows = ran.out.splitlines()
+        assert header == COLUMNS
+        assert len(rows) == 16
+        pattern = r"16,3,lw_to_fc,h2h,auto,1572864,16384,16384,96,\d+\.\d{4},\d+\.\d\d"
+        assert re.fullmatch(pattern, rows[-1])
+
+    def test_bandwidth_is_payload_over_the_median(self):
+        for row in kvbench(*SMALL, "--num-blocks", "200").rows:
+            # Both figures are rounded.
+            assert float(row["bandwidth_gbps"]) == pytest.approx(
+                int(row["total_bytes"]) / float(row["median_ms"]) / 1e6, rel=0.05
+            )
+
+    @pytest.mark.skipif(kk.build_info().devices > 0, reason="with a GPU the others are")
+    def test_the_host_engine_is_the_default_without_a_gpu(self):
+        rows = kvbench(*SMALL, "--num-blocks", "2").rows
+        assert [(row["pattern"], row["direction"], row["backend"]) for row in rows] == [
+            ("fc_to_fc", "h2h", "auto"),
+            ("lw_to_fc", "h2h", "auto"),
+        ]
+
+    def test_abbreviations(self, tmp_path):
+        """The documented ones; a test asked for twice is one."""
+        run = results(tmp_path, *SMALL, "--pattern", "fc,lw,lw_to_fc", "--backend", "vec,batch,async,memcpy",
+                      "--direction", "h2h", "--num-blocks", "1")  # fmt: skip
+        assert [(row["pattern"], row["backend"]) for row in run["results"]] == [
+            (pattern, backend)
+            for pattern in ("fc_to_fc", "lw_to_fc")
+            for backend in ("vectorized", "batched", "memcpy_async")
+        ]
+
+    def test_a_pipe_gets_plain_lines(self):
+        assert "\x1b" not in kvbench(*SMALL, FORCE_COLOR="", TERM="xterm-256color").err
+
+    def test_a_terminal_gets_a_bar_and_a_table(self):
+        """Also there, standard output is the CSV."""
+        master, slave = pty.openpty()
+        with subprocess.Popen(
+            [*COMMAND, *SMALL, "--num-blocks", "1,2"], stdout=subprocess.PIPE, stderr=slave, text=True,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "200"},
+        ) as process:  # fmt: skip
+            os.close(slave)
+            shown = b""
+            try:
+                while part := os.read(master, 4096):
+                    shown += part
+            except OSError:  # The other end is closed.
+                pass
+            out = process.stdout.read()
+        os.close(master)
+        text = shown.decode()
+        assert process.returncode == 0, text
+        assert out.splitlines()[0] == COLUMNS
+        assert len(out.splitlines()) == 5
+        assert "\x1b" in text
+        assert re.search(r"\d+% .*left", text)
+        assert re.search(r"memcpy \d+\.\d\d +│ +\d+\.\d{3}", text), "no table with the baseline and the ratio"
+
+    def test_the_script_is_the_module(self):
+        script = Path(sysconfig.get_path("scripts"), "kvbench")
+        assert script.exists(), "the package is installed without its scripts"
+        assert run(script, "--version") == f"kvbench, version {kk.__version__}\n"
+
+    def test_nobody_reads_on(self):
+        """A closed pipe ends the run without a traceback."""
+        done = subprocess.run(
+            f"{' '.join(COMMAND)} {' '.join(SMALL)} --num-blocks 1,2,3,4,5,6 | head -n 1",
+            shell=True, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.stdout == f"{COLUMNS}\n"
+        assert "Traceback" not in done.stderr
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--num-blocks", "1,x"], "'x', expected a whole number"),
+            (["--num-blocks", "0"], "'0', expected a whole number"),
+            (["--tokens-per-block", "-1"], "'-1', expected a whole number"),
+            (["--backend", "fast"], "expected vectorized (or vec), batched (or batch), memcpy_async (or async/memcpy)"),
+            (["--direction", "d2x"], "expected h2d, d2h, d2d, h2h"),
+            (["--pattern", "nhd_to_nhd"], "expected fc_to_fc (or fc), lw_to_fc (or lw)"),
+            (["--pattern", "fc_to_fc_pools"], "expected fc_to_fc"),
+            (["--dtype", "bf17"], "expected one of f16, bf16"),
+            (["--model", "llama"], "expected llama-3.1-8b"),
+            (["--iters", "0"], "x>=1"),
+            (["--layers", "99999999999999999999"], "less than 2**63"),
+            (["--beside", "gem"], "'gemm'"),
+            (["--suite", "all", "--pattern", "fc"], "--pattern with --suite, expected only"),
+            (["--suite", "link", "--only", "nothing"], "leaves no test"),
+            (["--only", "nothing"], "without --suite"),
+            (["--plot", "picture.gif"], "expected a .png or .svg file"),
+            (["--json", "no/such/folder.json"], "no folder"),
+            (["--wormup", "1"], "--warmup"),
+            (["--zzz"], "--help"),
+            (["plt"], "Did you mean 'plot'?"),
+            (["zzz"], "--help"),
+            (["--iters", "3", "plot", "pyproject.toml", "x.png"], "in front of plot"),
+            (["plot", "pyproject.toml", "x.png"], "pyproject.toml is no result of kvbench"),
+            (["plot", "pyproject.toml", "x.gif"], "expected a .png or .svg file"),
+            (["compare", "pyproject.toml", "pyproject.toml"], "pyproject.toml is no result of kvbench"),
+            (["compare", "pyproject.toml"], "Missing argument"),
+        ],
+    )
+    def test_bad_flags_take_one_line(self, arguments, said, monkeypatch):
+        monkeypatch.chdir(ROOT)
+        ran = kvbench(*arguments)
+        assert ran.status == 2
+        assert ran.out == ""
+        assert ran.err.startswith("kvbench: error: ")
+        assert said in ran.err
+        assert ran.err.count("\n") == 1
+
+    @pytest.mark.parametrize("missing", ["click", "rich", "matplotlib"])
+    def test_without_the_extra(self, missing, tmp_path):
+        (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError('no {missing}', name='{missing}')\n")
+        # Only drawing needs the last one.
+        ran = kvbench(*SMALL, "--plot", tmp_path / "plot.png", PYTHONPATH=str(tmp_path))
+        assert (ran.status, ran.out) == (2, "")
+        assert ran.err == f"kvbench: error: {missing} is not installed: pip install 'kvbm-kernels[cli]'\n"
+        assert (kvbench(*SMALL, "--num-blocks", "1", PYTHONPATH=str(tmp_path)).status == 0) == (missing == "matplotlib")
+
+    def test_the_package_needs_none_of_it(self):
+        program = (
+            "import sys, kvbm_kernels; print({'click', 'rich', 'matplotlib', 'kvbm_kernels.bench'} & set(sys.modules))"
+        )
+        assert run(sys.executable, "-c", program) == "set()\n"
+
+
+class TestWaived:
+    @pytest.mark.skipif(kk.build_info().devices > 0, reason="there is a GPU")
+    def test_the_documents_own_run_without_a_gpu(self):
+        """Every test is waived and counted, with a reason; nothing failed."""
+        ran = kvbench("--num-blocks=1,128", "--tokens-per-block=16,64", "--backend", "vectorized,batched",
+                      "--direction", "h2d")  # fmt: skip
+        assert ran.status == 0
+        assert ran.rows == []
+        assert len(re.findall(r"\[\d+/16\] .* \.\.\. WAIVED: \S+", ran.err)) == 16
+        assert "\n16 tests: 16 waived\n" in ran.err
+
+    def test_what_the_host_engine_has_not(self, tmp_path):
+        run = results(tmp_path, *SMALL, "--num-blocks", "2", "--direction", "h2h", "--pattern", "lw,nhd_to_universal",
+                      "--backend", "vectorized,batched,convert")  # fmt: skip
+        found = {(row["pattern"], row["backend"]): (row["status"], row["reason"]) for row in run["results"]}
+        assert found == {
+            ("lw_to_fc", "vectorized"): ("measured", ""),
+            ("lw_to_fc", "batched"): ("waived", "batched is CUDA's; h2h has vectorized, auto and convert"),
+            ("lw_to_fc", "convert"): ("measured", ""),
+            ("nhd_to_universal", "vectorized"): (
+                "waived",
+                "nhd_to_universal reorders pieces of 24 bytes: convert and auto do that",
+            ),
+            ("nhd_to_universal", "batched"): (
+                "waived",
+                "nhd_to_universal reorders pieces of 24 bytes: convert and auto do that",
+            ),
+            ("nhd_to_universal", "convert"): ("measured", ""),
+        }
+        assert run["counts"] == {"measured": 3, "waived": 3, "wrong": 0, "failed": 0, "not_run": 0}
+
+    @pytest.mark.parametrize("option", [["--beside", "gemm"], ["--max-sms", "4"]])
+    def test_options_of_a_gpu(self, option, tmp_path):
+        run = results(tmp_path, *SMALL, "--num-blocks", "1", "--direction", "h2h", *option)
+        assert [row["status"] for row in run["results"]] == ["waived", "waived"]
+        assert option[0] in run["results"][0]["reason"]
+
+    def test_out_of_memory_is_one_tests_matter(self, tmp_path):
+        run = results(tmp_path, "--num-blocks", "1000000000,1", "--pattern", "lw", "--iters", "1", "--direction", "h2h")
+        huge, small = run["results"]
+        assert huge["status"] == "waived"
+        assert re.match(r"out of memory: \d+\.\d GB of host memory, of \d+\.\d available", huge["reason"])
+        assert small["status"] == "measured"
+
+
+class TestInterrupted:
+    def test_what_was_measured_is_kept(self, tmp_path):
+        path, plot = tmp_path / "results.json", tmp_path / "plot.svg"
+        counts = ",".join(str(n) for n in range(1, 100))
+        with subprocess.Popen(
+            [*COMMAND, *SMALL, "--num-blocks", counts, "--pattern", "fc", "--json", path, "--plot", plot],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ) as process:  # fmt: skip
+            header, first = process.stdout.readline(), process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            rest, err = process.communicate()
+        assert process.returncode == 130
+        assert header == f"{COLUMNS}\n"
+        assert first.startswith("5,1,fc_to_fc,h2h,auto,")
+        assert "Traceback" not in err
+        assert err.endswith("Interrupted.\n")
+        run = json.loads(path.read_text())
+        measured = 1 + len(rest.splitlines())
+        assert run["interrupted"] is True
+        assert run["counts"]["measured"] == measured
+        assert run["counts"]["not_run"] == 99 - measured > 0
+        assert plot.exists()
+
+
+# A library that does what the real one does, and then something else to what was written.
+BROKEN = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+typedef int copy_batch(const void *const *, void *const *, const size_t *, size_t, int, size_t *);
+int kvbm_kernels_host_copy_batch(const void *const *src, void *const *dst, const size_t *nbytes, size_t count,
+                                 int threads, size_t *failed) {
+  copy_batch *real = (copy_batch *)dlsym(RTLD_NEXT, "kvbm_kernels_host_copy_batch");
+  int status = real(src, dst, nbytes, count, threads, failed);
+  AFTERWARDS
+  return status;
+}
+"""
+
+
+def broken_library(folder: Path, afterwards: str) -> str:
+    """The path of a library like the loaded one, but for a batch of pieces on the host."""
+    real = Path(kk.build_info().library).resolve()
+    source, library = folder / "broken.c", folder / "libbroken.so"
+    source.write_text(BROKEN.replace("AFTERWARDS", afterwards))
+    run(
+        require_program("cc"),
+        "-shared",
+        "-fPIC",
+        "-o",
+        library,
+        source,
+        "-Wl,--no-as-needed",
+        real,
+        f"-Wl,-rpath,{real.parent}",
+        "-ldl",
+    )
+    return str(library)
+
+
+class TestFaults:
+    def test_a_wrong_byte_fails_the_run_and_is_named(self, tmp_path):
+        """The last byte of the last piece: block 1, the last layer, V."""
+        flip = "((unsigned char *)dst[count - 1])[nbytes[count - 1] - 1] ^= 0x40;"
+        library = broken_library(tmp_path, flip)
+        ran = kvbench(*SMALL, "--num-blocks", "2", "--direction", "h2h", "--pattern", "lw,nhd_to_universal",
+                      "--backend", "auto", "--json", tmp_path / "out.json", KVBM_KERNELS_LIBRARY=library)  # fmt: skip
+        assert ran.status == 1
+        named = r"block 1, layer 2, outer 1, token 4, head 1, byte 23 is 0x(\w\w), expected 0x(\w\w)"
+        line, summary = re.findall(rf"WRONG: .*{named}", ran.err)
+        assert line == summary
+        assert int(line[0], 16) ^ int(line[1], 16) == 0x40
+        # No figure for it, and the other test is measured.
+        assert [row["pattern"] for row in ran.rows] == ["nhd_to_universal"]
+        wrong, right = json.loads((tmp_path / "out.json").read_text())["results"]
+        assert (wrong["status"], right["status"]) == ("wrong", "measured")
+        assert "median_ms" not in wrong
+        assert "2 tests: 1 measured, 1 wrong" in ran.err
+
+    def test_a_fault_that_comes_later_is_found(self, tmp_path):
+        """The targets are checked again after they were timed."""
+        late = "static int calls; if (++calls > 60) ((unsigned char *)dst[0])[0] ^= 1;"
+        library = broken_library(tmp_path, late)
+        ran = kvbench("--num-blocks", "128", "--layers", "16", "--iters", "60", "--direction", "h2h", "--pattern", "lw",
+                      KVBM_KERNELS_LIBRARY=library)  # fmt: skip
+        assert ran.status == 1
+        assert "WRONG: block 0, layer 0, outer 0, token 0, head 0, byte 0" in ran.err
+
+    def test_a_call_that_fails_is_no_success(self, tmp_path):
+        library = broken_library(tmp_path, "status = 700;")
+        ran = kvbench(*SMALL, "--num-blocks", "1", "--direction", "h2h", "--pattern", "lw,nhd_to_hnd", "--backend",
+                      "auto", KVBM_KERNELS_LIBRARY=library)  # fmt: skip
+        assert ran.status == 1
+        assert "FAILED: CudaError: " in ran.err
+        assert [row["pattern"] for row in ran.rows] == ["nhd_to_hnd"]
+
+
+class TestPlot:
+    def test_from_a_run(self, tmp_path):
+        """Pictures that open, with the lines and the ceiling named in them."""
+        pytest.importorskip("matplotlib")
+        image = pytest.importorskip("matplotlib.image")
+        saved = tmp_path / "results.json"
+        ran = kvbench(*SMALL, "--num-blocks", "1,4", "--backend", "auto,convert", "--json", saved, "--plot",
+                      tmp_path / "run.png")  # fmt: skip
+        assert ran.status == 0, ran.err
+        pixels = image.imread(tmp_path / "run.png")
+        assert min(pixels.shape[:2]) > 300
+        assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50
+        assert kvbench("plot", saved, tmp_path / "saved.svg").status == 0
+        texts = svg_texts(tmp_path / "saved.svg")
+        assert {"h2h, 1 block", "h2h, 4 blocks", "size of a piece", "payload, GB/s"} <= texts
+        assert [sum(text.startswith(f"{name}  ") for text in texts) > 0 for name in ("auto", "convert", "memcpy")] == [
+            True
+        ] * 3
+
+    def test_from_csv(self, tmp_path):
+        """Which knows no ceiling."""
+        pytest.importorskip("matplotlib")
+        ran = kvbench(*SMALL, "--num-blocks", "1", "--backend", "auto", "--pattern", "nhd_to_universal,hnd_to_nhd")
+        (tmp_path / "run.csv").write_text(ran.out)
+        assert kvbench("plot", tmp_path / "run.csv", tmp_path / "run.svg").status == 0
+        texts = svg_texts(tmp_path / "run.svg")
+        assert any(text.startswith("auto nhd_to_universal  ") for text in texts)
+        assert any(text.startswith("auto hnd_to_nhd  ") for text in texts)
+        assert not any("memcpy" in text or "baseline" in text for text in texts)
+
+
+def svg_texts(path: Path) -> set[str]:
+    """All that is written in a picture."""
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    return {"".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")}
+
+
+class TestCompare:
+    ROW = "16,{blocks},lw_to_fc,h2d,{backend},5242880,32768,32768,160,0.1,{bandwidth}\n"
+
+    def saved(self, path, *rows):
+        text = COLUMNS + "\n"
+        for blocks, backend, bandwidth in rows:
+            text += self.ROW.format(blocks=blocks, backend=backend, bandwidth=bandwidth)
+        path.write_text(text)
+        return path
+
+    def test_ratios_of_two_runs(self, tmp_path):
+        """The second over the first, whatever the order of the rows; what only one of them has is counted."""
+        before = self.saved(tmp_path / "a.csv", (1, "auto", 20.0), (8, "auto", 25.0), (8, "batched", 10.0))
+        after = self.saved(tmp_path / "b.csv", (8, "auto", 50.0), (1, "auto", 10.0), (9, "auto", 1), (9, "batched", 1))
+        ran = kvbench("compare", before, after)
+        assert ran.status == 0, ran.err
+        assert ran.out == (
+            "tokens_per_block,num_blocks,pattern,direction,backend,copy_size,before_gbps,after_gbps,ratio\n"
+            "16,1,lw_to_fc,h2d,auto,32768,20.00,10.00,0.500\n"
+            "16,8,lw_to_fc,h2d,auto,32768,25.00,50.00,2.000\n"
+        )
+        assert ran.err == (
+            f"2 tests: ratio 0.500 to 2.000, geometric mean 1.000\n1 more only in {before}\n2 more only in {after}\n"
+        )
+
+    def test_csv_and_json_of_one_run(self, tmp_path):
+        saved = tmp_path / "run.json"
+        # Two types of one size are one test in the CSV.
+        ran = kvbench(*SMALL, "--num-blocks", "3000", "--dtype", "f16", "--json", saved)
+        (tmp_path / "run.csv").write_text(ran.out)
+        compared = kvbench("compare", saved, tmp_path / "run.csv")
+        assert [float(line.split(",")[-1]) for line in compared.out.splitlines()[1:]] == pytest.approx([1, 1], abs=0.01)
+        other = json.loads(saved.read_text())
+        for result in other["results"]:
+            result["dtype"] = "bf16"
+        (tmp_path / "other.json").write_text(json.dumps(other))
+        refused = kvbench("compare", saved, tmp_path / "other.json")
+        assert (refused.status, "no test in common" in refused.err) == (2, True)
+
+
+class TestJson:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def document(cls, tmp_path_factory):
+        return results(
+            tmp_path_factory.mktemp("json"), *SMALL, "--num-blocks", "1,300", "--direction", "h2h", "--backend",
+            "auto,batched", "--iters", "20", "--warmup", "2",
+        )  # fmt: skip
+
+    def test_every_field_is_documented(self, document):
+        """The page lists the fields with their types, and there are no others."""
+        page = (ROOT / "docs/kvbench.md").read_text().split("\n## JSON\n")[1]
+        table = dict(re.findall(r"^\| `([\w.\[\]]+)` \| ([a-z, |\[\]\\-]+?) \|", page, re.MULTILINE))
+        found = {}
+        for path, value in fields(document):
+            found.setdefault(path, set()).add(kind(value))
+        # Beside a kernel, only a GPU says more.
+        listed = {path for path in table if not path.startswith(("results[].beside", "provenance.machines.cuda"))}
+        assert listed == set(found)
+        for path, kinds in found.items():
+            assert kinds <= set(re.split(r", | \\\| ", table[path])), path
+
+    def test_the_figures_follow_from_the_samples(self, document):
+        for result in document["results"]:
+            if result["status"] != "measured":
+                continue
+            for timed in (result, result["baseline"]):
+                samples = timed["samples_ms"]
+                assert timed["median_ms"] == statistics.median(samples)
+                assert (timed["min_ms"], timed["max_ms"]) == (min(samples), max(samples))
+                assert timed["bandwidth_gbps"] == pytest.approx(result["total_bytes"] / timed["median_ms"] / 1e6)
+                assert len(samples) >= 9
+            assert len(result["samples_ms"]) * result["calls_per_sample"] >= 20
+            assert result["ratio"] == result["baseline"]["median_ms"] / result["median_ms"]
+            assert result["traffic_gbps"] == 2 * result["bandwidth_gbps"]
+            assert result["route"] == ["host"]
+            assert result["function"] == "kvbm_kernels_host_copy_batch"
+            assert result["host_ms"] > 0
+
+    def test_data_is_larger_than_the_cache_or_said_to_be_cached(self, document):
+        small, large = (row for row in document["results"] if (row["pattern"], row["backend"]) == ("lw_to_fc", "auto"))
+        for result in (small, large):
+            assert result["working_set_bytes"] == 2 * result["total_bytes"] * result["sets"]
+            assert result["checked_bytes"] == result["total_bytes"] * (result["sets"] + 1)
+            assert result["cached"] == (result["working_set_bytes"] < 2 * result["cache_bytes"])
+        assert small["sets"] == 64
+        assert small["cached"] is True
+
+    def test_it_says_where_it_comes_from(self, document):
+        provenance = document["provenance"]
+        assert provenance["command"].startswith("kvbench --layers 3 ")
+        assert provenance["kvbm_kernels"]["library"] == kk.build_info().library
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", provenance["date"])
+        assert provenance["machines"]["host"]["device"].endswith("threads")
+        assert document["settings"]["num_blocks"] == [1, 300]
+
+
+def fields(value, path=""):
+    """Every leaf of a document with its path; lists of objects count as one."""
+    if isinstance(value, dict) and path not in ("settings", "results[].aims"):
+        for name, inner in value.items():
+            yield from fields(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for inner in value:
+            yield from fields(inner, f"{path}[]")
+    else:
+        yield path, value
+
+
+def kind(value):
+    """The type of a value as the page calls it."""
+    if isinstance(value, float):
+        assert math.isfinite(value)
+    return {str: "string", bool: "boolean", int: "integer", float: "number", list: "list", dict: "object"}.get(
+        type(value), "null"
+    )
