@@ -4,13 +4,14 @@
 #
 #   ci/device.sh [build] [test] [facade] [sanitize] [bench] [ceiling]     all when none is named
 #
-# The step facade is that of the Python package. It needs cffi, and is left out where there is none and it is not named.
-# What it has of the command kvbm-kernels needs click and rich.
+# The steps facade and bench are those of the Python package. They need cffi, and bench what the extra cli has, as do the
+# tests of its commands; they are left out where that is missing and they are not named.
 set -u
 cd "$(dirname "$0")/.."
 OUT=${OUT:-$(mktemp -d)}
 BUILD=${KVBM_DEVICE_BUILD:-$(mktemp -d)}
-STEPS=${*:-build test $(python3 -c 'import cffi; print("facade")' 2>/dev/null) sanitize bench ceiling}
+has() { python3 -c "import $1" 2>/dev/null; }
+STEPS=${*:-build test $(has cffi && echo facade) sanitize $(has cffi,click,rich && echo bench) ceiling}
 ARCHS=${CUDA_ARCHS:-90}
 failed=
 
@@ -68,11 +69,11 @@ native() {
 c_tests() {
   # shellcheck disable=SC2046
   KVBM_REQUIRE_GPU=1 timeout 240 python3 -m pytest -q -W default --maxfail=10 --durations=8 -p no:cacheprovider \
-    $(ls tests/test_gpu_*.py | grep -v -e facade -e cli)
+    $(ls tests/test_gpu_*.py | grep -v -e facade -e cli -e kvbench)
 }
 
-# The package as a build would lay it out, on arrays of the GPU and on all that it does for host memory.
-facade() (
+# The package as a build would lay it out, for what comes after in the same subshell.
+use_package() {
   site=$BUILD/site
   rm -rf "$site"
   mkdir -p "$site"
@@ -81,20 +82,32 @@ facade() (
   cp include/kvbm_kernels.h "$site/kvbm_kernels/include/"
   cp "$KVBM_GPU_LIBRARY" "$site/kvbm_kernels/_lib/"
   unset KVBM_KERNELS_LIBRARY
-  export KVBM_REQUIRE_GPU=1 PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
+  export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+}
+
+# On arrays of the GPU and on all that it does for host memory; and its commands.
+facade() (
+  use_package
+  export KVBM_REQUIRE_GPU=1
   # Else JAX takes most of the GPU's memory for itself.
   export XLA_PYTHON_CLIENT_PREALLOCATE=false
   status=0
   timeout 240 python3 -m pytest -q -rs -W default --maxfail=10 --durations=8 -p no:cacheprovider \
     tests/test_gpu_facade*.py || status=1
-  if python3 -c 'import click, rich' 2>/dev/null; then
-    timeout 240 python3 -m pytest -q -rs -W default --maxfail=10 -p no:cacheprovider tests/test_gpu_cli.py || status=1
-  else
-    echo "test_gpu_cli.py left out: the extra cli is not installed"
-  fi
+  has click,rich && { timeout 240 python3 -m pytest -q -rs -W default --maxfail=10 --durations=8 -p no:cacheprovider \
+    tests/test_gpu_cli.py tests/test_gpu_kvbench.py || status=1; }
   JAX_PLATFORMS=cpu timeout 240 python3 -m pytest -q -W default --maxfail=10 -p no:cacheprovider tests/test_lifetime.py \
     tests/test_copy_blocks.py tests/test_batch.py tests/test_convert.py tests/test_c_api.py tests/test_c_views.py \
     tests/test_c_explain.py tests/test_arrays.py tests/test_streams.py || status=1
+  return $status
+)
+
+# All suites: $OUT/bench.json has everything, and what is shown of it is the table.
+bench() (
+  use_package
+  timeout 330 python3 -m kvbm_kernels.bench --suite all --json "$OUT/bench.json"
+  status=$?
+  python3 -m kvbm_kernels.bench show "$OUT/bench.json" >"$OUT/bench-table.txt"
   return $status
 )
 
@@ -130,14 +143,14 @@ for wanted in $STEPS; do
       step native native
       step sanitize sanitize
       ;;
-    bench) step bench env PYTHONUNBUFFERED=1 timeout 330 python3 bench/gpu_bench.py --json "$OUT/bench.json" ;;
+    bench) step bench bench ;;
     ceiling) step ceiling ceiling ;;
   esac
 done
 for file in "$OUT"/test.txt "$OUT"/facade.txt "$OUT"/native.txt "$OUT"/sanitize.txt; do
   [ -f "$file" ] && echo "-- $(basename "$file" .txt)" && tail -n 3 "$file"
 done
-for file in "$OUT"/bench.txt "$OUT"/ceiling.txt; do
+for file in "$OUT"/bench-table.txt "$OUT"/ceiling.txt; do
   [ -f "$file" ] && echo "-- $(basename "$file" .txt)" && cat "$file"
 done
 [ -z "$failed" ] && echo "all steps passed" || { echo "FAILED:$failed"; exit 1; }

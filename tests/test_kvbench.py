@@ -178,6 +178,7 @@ class TestRefused:
             (["plot", "pyproject.toml", "x.gif"], "expected a .png or .svg file"),
             (["compare", "pyproject.toml", "pyproject.toml"], "pyproject.toml is no result of kvbench"),
             (["compare", "pyproject.toml"], "Missing argument"),
+            (["show", "pyproject.toml"], "pyproject.toml is no JSON of kvbench"),
         ],
     )
     def test_bad_flags_take_one_line(self, arguments, said, monkeypatch):
@@ -423,6 +424,43 @@ class TestCompare:
         (tmp_path / "other.json").write_text(json.dumps(other))
         refused = kvbench("compare", saved, tmp_path / "other.json")
         assert (refused.status, "no test in common" in refused.err) == (2, True)
+
+
+class TestShow:
+    def test_the_table_of_a_saved_run(self, tmp_path):
+        """Where it comes from, each test with its baseline and ratio, and what was waived."""
+        saved = tmp_path / "run.json"
+        kvbench(*SMALL, "--num-blocks", "7", "--direction", "h2h", "--backend", "auto,batched", "--json", saved)
+        run = json.loads(saved.read_text())
+        ran = kvbench("show", saved)
+        assert ran.status == 0, ran.err
+        lines = ran.out.splitlines()
+        assert lines[0] == run["provenance"]["command"]
+        assert any(run["provenance"]["machines"]["host"]["device"] in line for line in lines)
+        first = run["results"][0]
+        figures = (
+            rf"memcpy {first['baseline']['bandwidth_gbps']:.2f} +{first['ratio']:.3f} +\d+\.\d{{3}}  host \(cached\)"
+        )
+        assert sum(bool(re.search(rf"^ +5 +7  fc_to_fc  h2h  auto .*{figures}$", line)) for line in lines) == 1
+        assert lines[-3:] == [
+            "waived: 7 blocks, fc_to_fc h2h batched: batched is CUDA's; h2h has vectorized, auto and convert",
+            "waived: 7 blocks, lw_to_fc h2h batched: batched is CUDA's; h2h has vectorized, auto and convert",
+            "2 measured, 2 waived",
+        ]
+
+    def test_what_a_suite_aims_at(self, tmp_path):
+        saved = tmp_path / "run.json"
+        kvbench("--suite", "link", "--json", saved)
+        run = json.loads(saved.read_text())
+        assert [result["aims"] for result in run["results"]] == [{"ratio": 0.92}] * 2
+        figures = {"status": "measured", "median_ms": 2.0, "bandwidth_gbps": 3.0, "host_ms": 0.5, "route": ["kernel"],
+                   "ratio": 0.5, "cached": False, "missed": ["ratio"],
+                   "baseline": {"name": "copy engine", "bandwidth_gbps": 6.0}}  # fmt: skip
+        run["results"][0] |= figures
+        saved.write_text(json.dumps(run))
+        ran = kvbench("show", saved)
+        assert re.search(r"conversion over the link, 32 blocks .* copy engine 6\.00  0\.500  0\.92 below", ran.out)
+        assert ran.out.endswith("1 below an aim\n")
 
 
 class TestJson:

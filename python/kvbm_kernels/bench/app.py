@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -18,12 +18,14 @@ from kvbm_kernels.bench.cases import DIRECTIONS
 from kvbm_kernels.bench.measure import Effort
 from kvbm_kernels.bench.models import DEFAULT, MODELS
 from kvbm_kernels.bench.patterns import as_pattern
-from kvbm_kernels.bench.results import read_rows
+from kvbm_kernels.bench.results import as_rows, read_json, read_rows
 from kvbm_kernels.bench.run import Request, run_tests
 from kvbm_kernels.bench.suites import SUITES
+from kvbm_kernels.bench.table import show as _show
 from kvbm_kernels.dtypes import as_dtype
 from kvbm_kernels.errors import KvbmError
 
+T = TypeVar("T")
 Callback = Callable[[click.Context, click.Parameter, str | None], Any]
 
 
@@ -204,8 +206,6 @@ def kvbench(ctx: click.Context, /, json_file: Path | None, plot_file: Path | Non
     effort = Effort(options["warmup"], options["iters"])
     run, status = run_tests(request, effort, options["library"], command, json_file)
     if plot_file is not None:
-        from kvbm_kernels.bench.results import as_rows
-
         rows = as_rows([result.as_dict() for result in run.results])
         if rows:
             _plotting(plot_file)(rows, plot_file)
@@ -220,10 +220,18 @@ def kvbench(ctx: click.Context, /, json_file: Path | None, plot_file: Path | Non
 def plot(results: Path, image: Path) -> int:
     """Draw RESULTS, the CSV or JSON of a run, into IMAGE, a .png or .svg file. Only JSON has the ceilings."""
     draw = _plotting(image)
-    rows = _read(results)
+    rows = _read(results, read_rows)
     if not rows:
         raise click.UsageError(f"{results} has no measured test")
     draw(rows, image)
+    return 0
+
+
+@kvbench.command()
+@click.argument("results", type=_SAVED)
+def show(results: Path) -> int:
+    """The table of RESULTS, the JSON of a run: every test with its baseline, and what has no figure."""
+    _show(_read(results, read_json))
     return 0
 
 
@@ -232,7 +240,7 @@ def plot(results: Path, image: Path) -> int:
 @click.argument("after", type=_SAVED)
 def compare(before: Path, after: Path) -> int:
     """The bandwidth of AFTER over that of BEFORE, test by test; each is the CSV or JSON of a run."""
-    matched = comparison.match(_read(before), _read(after))
+    matched = comparison.match(_read(before, read_rows), _read(after, read_rows))
     if not matched.pairs:
         raise click.UsageError(f"{before} and {after} have no test in common")
     comparison.show(matched, str(before), str(after))
@@ -243,9 +251,9 @@ def _flags(names: set[str]) -> str:
     return ", ".join(f"--{name}" for name in sorted(names | {"json", "plot"}))
 
 
-def _read(path: Path) -> list[Any]:
+def _read(path: Path, reader: Callable[[Path], T]) -> T:
     try:
-        return read_rows(path)
+        return reader(path)
     except (OSError, ValueError) as error:
         raise click.UsageError(str(error)) from None
 

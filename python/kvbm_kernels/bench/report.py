@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from kvbm_kernels.bench.cases import Case
 from kvbm_kernels.bench.results import COLUMNS, Result, Run
+from kvbm_kernels.bench.table import table
 
 
 class Report:
@@ -85,7 +84,7 @@ class Report:
     def finish(self, run: Run) -> None:
         """Show the whole, after the bar is gone."""
         if self._is_live and run.counts["measured"]:
-            self._console.print(_table(run.results))
+            self._console.print(table(run.as_dict(), boxed=True))
         for result in run.results:
             if result.status in ("wrong", "failed"):
                 self._line(f"{result.status.upper()}: {' '.join(result.case.label.split())}: {result.reason}")
@@ -107,36 +106,3 @@ class Report:
             self._console.print(text)
         else:
             print(text, flush=True)
-
-
-def _table(results: list[Result]) -> Table:
-    table = Table(title="GB/s of payload; ratio to the baseline sampled in turns with it")
-    for name in ("tokens", "blocks", "pattern", "", "backend", "piece", "ms", "GB/s", "baseline", "ratio", "host ms"):
-        table.add_column(name, justify="left" if name in ("pattern", "", "backend", "baseline") else "right")
-    table.add_column("route")
-    besides = any(result.measured.get("beside") for result in results)
-    if besides:
-        table.add_column("slows kernel, is slowed")
-    for result in results:
-        if result.timing is None or result.baseline is None:
-            continue
-        case, measured = result.case, result.measured
-        cells: list[Any] = [
-            case.shape.nt,
-            case.num_blocks,
-            case.pattern.name,
-            case.direction,
-            case.backend,
-            case.copy_size,
-            f"{result.timing.median_ms:.4f}",
-            f"{result.timing.bandwidth_gbps:.2f}",
-            f"{result.baseline_name} {result.baseline.bandwidth_gbps:.2f}",
-            f"{result.ratio:.3f}{' below' if 'ratio' in result.missed else ''}",
-            f"{measured['host_ms']:.3f}",
-            "+".join(measured["route"]) + (" (cached)" if measured["cached"] else ""),
-        ]
-        if besides:
-            beside = measured.get("beside")
-            cells.append(f"{beside['compute_slowdown']:.3f}, {beside['transfer_slowdown']:.3f}" if beside else "")
-        table.add_row(*map(str, cells))
-    return table

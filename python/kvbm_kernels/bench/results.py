@@ -209,18 +209,26 @@ def as_rows(results: Sequence[dict[str, Any]]) -> list[Row]:
 def read_rows(path: Path) -> list[Row]:
     """The rows of a saved run. Raises OSError, and ValueError for what is neither CSV nor JSON of kvbench."""
     text = path.read_text(encoding="utf-8")
+    if text.lstrip().startswith("{"):
+        return as_rows(read_json(path)["results"])
     try:
-        if text.lstrip().startswith("{"):
-            document = json.loads(text)
-            if document["schema"] != SCHEMA:
-                raise ValueError(f"schema {document['schema']}, expected {SCHEMA}")
-            return as_rows(document["results"])
         reader = csv.DictReader(text.splitlines())
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise ValueError(f"the first line is not {','.join(COLUMNS)}")
         return as_rows(list(reader))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no result of kvbench: {error}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON of a saved run. Raises OSError, and ValueError for anything else."""
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(run, dict) or run.get("schema") != SCHEMA:
+            raise ValueError(f"its schema is not {SCHEMA}")
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON of kvbench: {error}") from None
+    return run
 
 
 def write_json(run: Run, path: Path) -> None:

@@ -1,0 +1,91 @@
+"""The results of a run as a table, from its JSON: at the end of a run on a terminal, and by ``kvbench show``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+Result = dict[str, Any]
+_LEFT = ("", "pattern", "way", "backend", "baseline", "route")
+
+
+def table(run: dict[str, Any], *, boxed: bool) -> Table:
+    """All tests that were measured, with the baseline that each was sampled in turns with."""
+    results: list[Result] = [result for result in run["results"] if result["status"] == "measured"]
+    has_aims = any(result["aims"] for result in results)
+    has_beside = any(result.get("beside") for result in results)
+    has_titles = any(result["title"] for result in results)
+    columns = [""] if has_titles else []
+    columns += ["tokens", "blocks", "pattern", "way", "backend", "piece", "ms", "GB/s", "baseline", "ratio"]
+    columns += ["aim"] if has_aims else []
+    columns += ["host ms", "route"]
+    columns += ["slows the kernel", "is slowed"] if has_beside else []
+    made = Table(
+        title="GB/s of payload, and their ratio to the baseline's",
+        title_justify="left",
+        box=box.ROUNDED if boxed else None,
+        pad_edge=False,
+    )
+    for name in columns:
+        made.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+    title = ""
+    for result in results:
+        # Once for the tests that share it.
+        shown = "" if result["title"] == title else result["title"]
+        title = result["title"]
+        made.add_row(*([shown] if has_titles else []), *_cells(result, has_aims, has_beside))
+    return made
+
+
+def _cells(result: Result, has_aims: bool, has_beside: bool) -> list[str]:
+    baseline = result["baseline"]
+    cells = [
+        *[str(result[name]) for name in ("tokens_per_block", "num_blocks", "pattern", "direction", "backend")],
+        str(result["copy_size"]),
+        f"{result['median_ms']:.4f}",
+        f"{result['bandwidth_gbps']:.2f}",
+        f"{baseline['name']} {baseline['bandwidth_gbps']:.2f}",
+        f"{result['ratio']:.3f}",
+    ]
+    if has_aims:
+        aims = [f"{aim:g}" if name == "ratio" else f"{name} {aim:g}" for name, aim in result["aims"].items()]
+        cells.append(", ".join(aims) + (" below" if result["missed"] else ""))
+    cells += [f"{result['host_ms']:.3f}", "+".join(result["route"]) + (" (cached)" if result["cached"] else "")]
+    if has_beside:
+        beside = result.get("beside")
+        cells += [_slowdown(beside, side) if beside else "" for side in ("compute", "transfer")]
+    return cells
+
+
+def _slowdown(beside: dict[str, Any], side: str) -> str:
+    part = "" if beside["overlapped"] else " in part"
+    return f"{beside[f'{side}_slowdown']:.3f}{part} (baseline {beside['baseline'][f'{side}_slowdown']:.3f})"
+
+
+def show(run: dict[str, Any]) -> None:
+    """Print where a saved run comes from, its table, and what has no figure."""
+    provenance = run["provenance"]
+    library = provenance["kvbm_kernels"]
+    build = "without CUDA" if library["is_stub_build"] else f"CUDA {library['cuda']}, driver for {library['driver']}"
+    lines = [provenance["command"], f"{provenance['date']}, kvbm_kernels {library['version']} ({build})"]
+    for machine in provenance["machines"].values():
+        lines.append(f"{machine['device']}, {machine['array_library']}, cache {machine['cache_bytes'] >> 20} MiB")
+    print("\n".join(lines))
+    if sys.stdout.isatty():
+        Console(highlight=False, markup=False).print(table(run, boxed=True))
+    else:
+        wide = Console(width=300, highlight=False, markup=False)
+        with wide.capture() as captured:
+            wide.print(table(run, boxed=False))
+        print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    for result in run["results"]:
+        if result["status"] != "measured":
+            named = " ".join(str(result[name]) for name in ("title", "pattern", "direction", "backend") if result[name])
+            print(f"{result['status']}: {result['num_blocks']} blocks, {named}: {result['reason']}")
+    counts = [f"{count} {status.replace('_', ' ')}" for status, count in run["counts"].items() if count]
+    missed = sum(bool(result["missed"]) for result in run["results"])
+    print(", ".join([*counts, *([f"{missed} below an aim"] if missed else [])]))
