@@ -105,9 +105,10 @@ facade() (
 # All suites: $OUT/bench.json has everything, and what is shown of it is the table.
 bench() (
   use_package
-  timeout 330 python3 -m kvbm_kernels.bench --suite all --json "$OUT/bench.json"
+  cd "$OUT" || return
+  timeout 330 python3 -m kvbm_kernels.bench --suite all --warmup 4 --iters 36 --json bench.json
   status=$?
-  python3 -m kvbm_kernels.bench show "$OUT/bench.json" >"$OUT/bench-table.txt"
+  python3 -m kvbm_kernels.bench show bench.json >bench-table.txt
   return $status
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -21,6 +22,7 @@ import pytest
 import kvbm_kernels as kk
 from buildtools import ROOT, require_program, run
 from kvbench_support import COLUMNS, COMMAND, SMALL, kvbench, results
+from kvbm_kernels.bench.suites import SUITES
 
 pytest.importorskip("click")
 pytest.importorskip("rich")
@@ -168,7 +170,8 @@ class TestRefused:
             (["--suite", "link", "--only", "nothing"], "leaves no test"),
             (["--only", "nothing"], "without --suite"),
             (["--plot", "picture.gif"], "expected a .png or .svg file"),
-            (["--json", "no/such/folder.json"], "no folder"),
+            (["--json", "no/such/folder.json"], "no/such/folder.json cannot be written: No such file or directory"),
+            (["--plot", "/proc/picture.png"], "cannot be written"),
             (["--wormup", "1"], "--warmup"),
             (["--zzz"], "--help"),
             (["plt"], "Did you mean 'plot'?"),
@@ -459,8 +462,28 @@ class TestShow:
         run["results"][0] |= figures
         saved.write_text(json.dumps(run))
         ran = kvbench("show", saved)
-        assert re.search(r"conversion over the link, 32 blocks .* copy engine 6\.00  0\.500  0\.92 below", ran.out)
-        assert ran.out.endswith("1 below an aim\n")
+        assert re.search(r"conversion over the link, 32 blocks .* copy engine 6\.00  0\.500  0\.92 missed", ran.out)
+        assert ran.out.endswith("1 that miss an aim\n")
+
+
+class TestPage:
+    def test_the_documents_own_run(self):
+        """The page shows the figures of the run whose output lies beside it."""
+        page = (ROOT / "docs/kvbench.md").read_text()
+        with (ROOT / "docs/kvbench-16.csv").open() as lines:
+            rows = list(csv.DictReader(lines))
+        assert ",".join(rows[0]) == COLUMNS
+        line = r"^\| (\d+) \| (\d+) \| `(\w+)` \| `(\w+)` \| [\d.]+ \| [\d.]+ \| ([\d.]+) \|"
+        shown = re.findall(line, page, re.MULTILINE)
+        assert shown == [
+            (row["tokens_per_block"], row["num_blocks"], row["pattern"], row["backend"], row["bandwidth_gbps"])
+            for row in rows
+        ]
+
+    def test_every_suite_is_there(self):
+        page = (ROOT / "docs/kvbench.md").read_text()
+        for name in SUITES:
+            assert f"`{name}`" in page or f"--suite {name}" in page
 
 
 class TestJson:
@@ -508,7 +531,7 @@ class TestJson:
             assert result["working_set_bytes"] == 2 * result["total_bytes"] * result["sets"]
             assert result["checked_bytes"] == result["total_bytes"] * (result["sets"] + 1)
             assert result["cached"] == (result["working_set_bytes"] < 2 * result["cache_bytes"])
-        assert small["sets"] == 64
+        assert small["sets"] == 1
         assert small["cached"] is True
 
     def test_it_says_where_it_comes_from(self, document):

@@ -19,7 +19,7 @@ from kvbm_kernels.bench.measure import Effort
 from kvbm_kernels.bench.models import DEFAULT, MODELS
 from kvbm_kernels.bench.patterns import as_pattern
 from kvbm_kernels.bench.results import as_rows, read_json, read_rows
-from kvbm_kernels.bench.run import Request, run_tests
+from kvbm_kernels.bench.run import INTERRUPTED, Request, run_tests
 from kvbm_kernels.bench.suites import SUITES
 from kvbm_kernels.bench.table import show as _show
 from kvbm_kernels.dtypes import as_dtype
@@ -194,8 +194,8 @@ def kvbench(ctx: click.Context, /, json_file: Path | None, plot_file: Path | Non
     elif options["only"]:
         raise click.UsageError("--only without --suite, expected both")
     for path in (json_file, plot_file):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise click.UsageError(f"{path}: there is no folder {path.parent}")
+        if path is not None:
+            _check_writable(path)
     if plot_file is not None:
         _plotting(plot_file)
     try:
@@ -220,6 +220,7 @@ def kvbench(ctx: click.Context, /, json_file: Path | None, plot_file: Path | Non
 def plot(results: Path, image: Path) -> int:
     """Draw RESULTS, the CSV or JSON of a run, into IMAGE, a .png or .svg file. Only JSON has the ceilings."""
     draw = _plotting(image)
+    _check_writable(image)
     rows = _read(results, read_rows)
     if not rows:
         raise click.UsageError(f"{results} has no measured test")
@@ -245,6 +246,18 @@ def compare(before: Path, after: Path) -> int:
         raise click.UsageError(f"{before} and {after} have no test in common")
     comparison.show(matched, str(before), str(after))
     return 0
+
+
+def _check_writable(path: Path) -> None:
+    # Better now than when everything is measured.
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise click.UsageError(f"{path} cannot be written: {error.strerror}") from None
+    if not existed:
+        path.unlink()
 
 
 def _flags(names: set[str]) -> str:
@@ -282,4 +295,7 @@ def run_command(arguments: list[str]) -> int:
         print(f"kvbench: error: {message}", file=sys.stderr)
         return 2
     except click.Abort:
-        return 130
+        return INTERRUPTED
+    except OSError as error:
+        print(f"kvbench: error: {error}", file=sys.stderr)
+        return 1

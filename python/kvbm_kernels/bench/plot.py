@@ -25,9 +25,9 @@ _COLORS = {
 }
 _CEILING = "#555555"
 _MARKERS = "osD^vP*X"
-_PANEL = (5.2, 3.4)
+# In inches: a panel at least, and what a name takes of its height.
+_WIDTH, _HEIGHT, _NAME_HEIGHT = 5.2, 3.4, 0.19
 _COLUMNS = 3
-_LINE_HEIGHT = 0.062
 
 
 class Line(NamedTuple):
@@ -43,13 +43,21 @@ def draw(rows: Sequence[Row], image: Path) -> None:
     """Write a picture of measured tests; the suffix of the file says in which format."""
     shown = sorted({(row.direction, row.num_blocks) for row in rows}, key=lambda panel: (_rank(panel[0]), panel[1]))
     columns = min(_COLUMNS, max(sum(direction == each for each, _ in shown) for direction, _ in shown))
-    lines = -(-len(shown) // columns)
-    figure = Figure(figsize=(_PANEL[0] * columns, _PANEL[1] * lines + 0.4), layout="constrained")
+    by_pattern = _needs_patterns(rows)
     patterns = list(dict.fromkeys(row.pattern for row in rows))
-    for number, (direction, count) in enumerate(shown):
-        panel = figure.add_subplot(lines, columns, number + 1)
-        _panel(panel, [row for row in rows if (row.direction, row.num_blocks) == (direction, count)], patterns)
-        panel.set_title(f"{direction}, {count} block{'s' if count > 1 else ''}", fontsize=11, loc="left")
+    panels = []
+    for direction, count in shown:
+        inside = [row for row in rows if (row.direction, row.num_blocks) == (direction, count)]
+        lines = [*_lines(inside, patterns if by_pattern else []), *_ceilings(inside)]
+        panels.append((f"{direction}, {count} block{'s' if count > 1 else ''}", lines))
+    # As high as the names of the fullest panel need.
+    height = max(_HEIGHT, _NAME_HEIGHT * max(len(lines) for _, lines in panels) + 1)
+    in_column = -(-len(panels) // columns)
+    figure = Figure(figsize=(_WIDTH * columns, height * in_column + 0.4), layout="constrained")
+    for number, (title, lines) in enumerate(panels):
+        panel = figure.add_subplot(in_column, columns, number + 1)
+        _panel(panel, lines, _NAME_HEIGHT / (height - 0.8))
+        panel.set_title(title, fontsize=11, loc="left")
         panel.set_xlabel("size of a piece")
         panel.set_ylabel("payload, GB/s")
     figure.suptitle(
@@ -68,28 +76,44 @@ def _rank(direction: str) -> int:
     return list(DIRECTIONS).index(direction) if direction in DIRECTIONS else len(DIRECTIONS)
 
 
-def _panel(panel: Axes, rows: Sequence[Row], patterns: list[str]) -> None:
+def _needs_patterns(rows: Sequence[Row]) -> bool:
+    """Whether lines are for a backend and a pattern: for conversions, and where one size of a piece is in several."""
+    if any(row.pattern in PATTERNS and PATTERNS[row.pattern].is_conversion for row in rows):
+        return True
+    found: dict[tuple[str, int, str, int], str] = {}
+    return any(
+        found.setdefault((row.direction, row.num_blocks, row.backend, row.copy_size), row.pattern) != row.pattern
+        for row in rows
+    )
+
+
+def _panel(panel: Axes, lines: Sequence[Line], name_height: float) -> None:
+    """Draw lines; ``name_height`` is what a name takes of the panel's height."""
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
-    lines = [*_lines(rows, patterns), *_ceilings(rows)]
-    for line in lines:
-        dashed = "--" if line.color == _CEILING else "-"
-        panel.plot(*zip(*line.points, strict=True), dashed, marker=line.marker, color=line.color, markersize=5)
     sizes = sorted({size for line in lines for size, _ in line.points})
+    span = max(sizes[-1] / sizes[0], 4)
+    # Room on the right for the names of the lines: nearly half of the width.
+    left, right = sizes[0] / span**0.08, sizes[-1] * span**0.06
+    for line in lines:
+        points: list[tuple[float, float]] = list(line.points)
+        if line.color == _CEILING:
+            # It is one for all sizes, or nearly.
+            points = [(left, points[0][1]), *points, (sizes[-1] * span**0.045, points[-1][1])]
+        dashed = "--" if line.color == _CEILING else "-"
+        panel.plot(*zip(*points, strict=True), dashed, marker=line.marker, color=line.color, markersize=5)
     panel.set_xscale("log", base=2)
-    panel.set_xticks(_spread(sizes), [_size(size) for size in _spread(sizes)])
+    panel.set_xticks(_spread(sizes), [_size(size) for size in _spread(sizes)], fontsize=8.5)
     panel.xaxis.set_minor_locator(NullLocator())
     panel.grid(alpha=0.25)
-    # Room on the right for the names of the lines: nearly half of the width.
-    span = max(sizes[-1] / sizes[0], 4)
-    panel.set_xlim(sizes[0] / span**0.08, sizes[-1] * span**0.85)
+    panel.set_xlim(left, sizes[-1] * span**0.85)
     panel.set_ylim(0, 1.12 * max(value for line in lines for _, value in line.points))
-    _name(panel, lines, sizes[-1] * span**0.06)
+    _name(panel, lines, right, name_height)
 
 
 def _spread(sizes: list[int]) -> list[int]:
     """Those sizes that can be written below the axis without meeting."""
-    room = max(sizes[-1] / sizes[0], 4) ** (1 / 4)
+    room = max(sizes[-1] / sizes[0], 4) ** 0.21
     kept: list[int] = []
     for size in sizes:
         if not kept or size / kept[-1] >= room:
@@ -98,12 +122,10 @@ def _spread(sizes: list[int]) -> list[int]:
 
 
 def _lines(rows: Sequence[Row], patterns: list[str]) -> list[Line]:
-    """A line for each backend; also for each pattern where a piece can have one size in several of them."""
-    piece_patterns = {name for name in patterns if name in PATTERNS and PATTERNS[name].placement == "adjacent"}
-    apart = bool(set(patterns) - piece_patterns) or any(PATTERNS[name].is_conversion for name in piece_patterns)
+    """A line for each backend, and each of the patterns if there are any."""
     grouped: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for row in rows:
-        key = (row.backend, row.pattern if apart else "")
+        key = (row.backend, row.pattern if patterns else "")
         grouped.setdefault(key, []).append((row.copy_size, row.bandwidth_gbps))
     return [
         Line(
@@ -127,10 +149,10 @@ def _ceilings(rows: Sequence[Row]) -> list[Line]:
     return [Line(name, _CEILING, "", sorted(points.items())) for name, points in grouped.items()]
 
 
-def _name(panel: Axes, lines: Sequence[Line], right: float) -> None:
+def _name(panel: Axes, lines: Sequence[Line], right: float, name_height: float) -> None:
     """Write each line's name, and its last figure, at its right end, moved apart where they would meet."""
     top = panel.get_ylim()[1]
-    step = _LINE_HEIGHT * top
+    step = name_height * top
     ends = sorted(((line.points[-1][1], line) for line in lines), key=lambda end: end[0])
     heights: list[float] = []
     for value, _ in ends:
@@ -140,7 +162,7 @@ def _name(panel: Axes, lines: Sequence[Line], right: float) -> None:
     heights = [max(height - excess, i * step) for i, height in enumerate(heights)]
     for height, (value, line) in zip(heights, ends, strict=True):
         panel.annotate(
-            f"{line.label}  {value:.3g}",
+            f"{line.label}  {value:,.0f}" if value >= 1000 else f"{line.label}  {value:.3g}",
             xy=(line.points[-1][0], value),
             xytext=(right, height),
             textcoords="data",

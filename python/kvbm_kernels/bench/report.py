@@ -25,7 +25,7 @@ class Report:
             BarColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            TimeRemainingColumn(),
             TextColumn("{task.description}"),
             console=self._console,
             redirect_stdout=False,
@@ -93,7 +93,7 @@ class Report:
         counts = [f"{count} {named.get(status, status)}" for status, count in run.counts.items() if count]
         missed = sum(bool(result.missed) for result in run.results)
         if missed:
-            counts.append(f"{missed} below an aim")
+            counts.append(f"{missed} that miss an aim")
         self._line(f"{len(self._cases)} tests: {', '.join(counts)}")
         self._line("Interrupted." if run.interrupted else "Done.")
 

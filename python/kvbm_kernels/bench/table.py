@@ -52,8 +52,8 @@ def _cells(result: Result, has_aims: bool, has_beside: bool) -> list[str]:
         f"{result['ratio']:.3f}",
     ]
     if has_aims:
-        aims = [f"{aim:g}" if name == "ratio" else f"{name} {aim:g}" for name, aim in result["aims"].items()]
-        cells.append(", ".join(aims) + (" below" if result["missed"] else ""))
+        named = {name: f"{aim:g}" if name == "ratio" else f"{name} {aim:g}" for name, aim in result["aims"].items()}
+        cells.append(", ".join(aim + " missed" * (name in result["missed"]) for name, aim in named.items()))
     cells += [f"{result['host_ms']:.3f}", "+".join(result["route"]) + (" (cached)" if result["cached"] else "")]
     if has_beside:
         beside = result.get("beside")
@@ -88,4 +88,4 @@ def show(run: dict[str, Any]) -> None:
             print(f"{result['status']}: {result['num_blocks']} blocks, {named}: {result['reason']}")
     counts = [f"{count} {status.replace('_', ' ')}" for status, count in run["counts"].items() if count]
     missed = sum(bool(result["missed"]) for result in run["results"])
-    print(", ".join([*counts, *([f"{missed} below an aim"] if missed else [])]))
+    print(", ".join([*counts, *([f"{missed} that miss an aim"] if missed else [])]))
