@@ -7,13 +7,15 @@ wait for it would read what was there before.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gpu_support import AUTO, PER_THREAD, Shape, check, copy_blocks, device_table, make_view, table
 
-pytestmark = pytest.mark.gpu
+# CuPy 14 has another way, which CuPy 13 does not.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:ExternalStream is deprecated")]
 
 SOURCE = r"""
 extern "C" __global__ void write_late(unsigned *data, long long count, const unsigned *value) {
@@ -28,8 +30,15 @@ extern "C" __global__ void write_late(unsigned *data, long long count, const uns
   }
 }
 """
-PIECES, PIECE = 9000, 4096
+PIECES, PIECE, SHORT = 9000, 4096, 512
 Call = Callable[[int], None]
+
+
+def torch_stream(handle: int) -> Any:
+    import torch
+
+    # An external stream of handle 0 would be a new one.
+    return torch.cuda.ExternalStream(handle) if handle else torch.cuda.default_stream()
 
 
 class Moved:
@@ -46,33 +55,42 @@ class Moved:
         self.write_late = cupy.RawKernel(SOURCE, "write_late")
         order = np.random.default_rng(16).permutation(PIECES)
         self.addresses = [table(side.data_ptr() + order * PIECE) for side in (self.src, self.dst)]
-        self.tables = [device_table(addresses) for addresses in self.addresses]
+        self.calls = self.make_calls()
         self.write(0)
         self.look(0)
         self.bad.zero_()
         torch.cuda.synchronize()
 
-    def calls(self) -> dict[str, Call]:
+    def make_calls(self) -> dict[str, Call]:
         src, dst = self.addresses
-        src_table, dst_table = (t.address for t in self.tables)
         lists = [make_view(a, None, PIECES, (1, 0, 0), token=PIECE // 8, head=64) for a in (src, dst)]
-
-        def pieces(nbytes: int) -> Call:
-            more = [
-                device_table(side.data_ptr() + np.arange(PIECES * PIECE // nbytes) * nbytes)
-                for side in (self.src, self.dst)
-            ]
-            self.tables += more
-            count = PIECES * PIECE // nbytes
-            return lambda stream: check(
-                "launch_vectorized_copy", more[0].address, more[1].address, nbytes, count, stream
-            )
+        in_order = [
+            table(side.data_ptr() + np.arange(PIECES * PIECE // SHORT) * SHORT) for side in (self.src, self.dst)
+        ]
+        # The closures keep the tables.
+        src_table, dst_table = map(device_table, (src, dst))
+        src_short, dst_short = map(device_table, in_order)
 
         return {
-            "a tile a CTA": lambda stream: check("launch_vectorized_copy", src_table, dst_table, PIECE, PIECES, stream),
-            "short pieces": pieces(512),
+            "a tile a CTA": lambda stream: check(
+                "launch_vectorized_copy", src_table.address, dst_table.address, PIECE, PIECES, stream
+            ),
+            "short pieces": lambda stream: check(
+                "launch_vectorized_copy", src_short.address, dst_short.address, SHORT, len(in_order[0]), stream
+            ),
             "rows of two bytes": lambda stream: check(
-                "launch_universal_from_block", dst_table, src_table, PIECES, 8, 1, 1, PIECE // 16, 1, 0, 0, stream
+                "launch_universal_from_block",
+                dst_table.address,
+                src_table.address,
+                PIECES,
+                8,
+                1,
+                1,
+                PIECE // 16,
+                1,
+                0,
+                0,
+                stream,
             ),
             "several launches": lambda stream: copy_blocks(lists[1], lists[0], Shape(1, 1, 8, 8, 64), PIECES, stream),
             "few multiprocessors": lambda stream: copy_blocks(
@@ -88,7 +106,7 @@ class Moved:
         import cupy
         import torch
 
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream)), cupy.cuda.ExternalStream(stream):
+        with torch.cuda.stream(torch_stream(stream)), cupy.cuda.ExternalStream(stream):
             self.value += 1
             self.write_late((16,), (512,), (self.src.data_ptr(), self.src.numel(), self.value.data_ptr()))
 
@@ -96,7 +114,7 @@ class Moved:
         """On the stream: count what is not that value at the target, and spoil the source."""
         import torch
 
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
+        with torch.cuda.stream(torch_stream(stream)):
             self.src.zero_()
             self.bad += (self.dst != (self.value % 100 + 1) * 0x01010101).sum()
 
@@ -118,7 +136,7 @@ def test_a_call_comes_after_what_was_there(moved: Moved, name: str, stream: str)
 
     own = torch.cuda.Stream()
     handle = {"own": own.cuda_stream, "NULL": 0, "per thread": PER_THREAD}[stream]
-    call = moved.calls()[name]
+    call = moved.calls[name]
     moved.bad.zero_()
     for _ in range(100):
         moved.write(handle)
@@ -133,7 +151,7 @@ def test_a_captured_call_comes_after_what_was_there(moved: Moved, name: str) -> 
     """So does a captured call, after a kernel, a copy, and what another stream has done."""
     import torch
 
-    call = moved.calls()[name]
+    call = moved.calls[name]
     graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     moved.bad.zero_()
     torch.cuda.synchronize()
