@@ -120,6 +120,39 @@ void scattered_pieces() {
 #endif
 }
 
+// Reading apart from writing, and memory apart from the way to it.
+void one_way() {
+  constexpr uint32_t kTiles = kPiece / 4096;
+  const auto speed = [](size_t nbytes, const Call &call, int rounds) {
+    call();
+    std::vector<double> times;
+    for (int i = 0; i < 5; ++i) times.push_back(sample({call}, rounds, 500000));
+    return static_cast<double>(nbytes) / median(times) / 1e9;
+  };
+  const auto read = [&](const Table &table, size_t nbytes, int rounds) {
+    return speed(
+        nbytes,
+        [&] {
+          read_pieces<<<static_cast<unsigned>(nbytes / 4096), 128, 0, stream>>>(table.get(), log2_of(kTiles), nullptr);
+        },
+        rounds);
+  };
+  const Pieces pieces(kPiece, kTotal);
+  std::printf("\nOne way, pieces of 32 KiB [GB/s]%38s%9s\n", "in order", "shuffled");
+  std::printf("  %-62s%6.0f%9.0f\n", "read 640 MiB", read(pieces.src_in_order, kTotal, 3),
+              read(pieces.src_shuffled, kTotal, 3));
+  const auto write = [&](const Table &table) {
+    return speed(kTotal, [&] { write_pieces<<<kTotal / 4096, 128, 0, stream>>>(table.get(), log2_of(kTiles)); }, 3);
+  };
+  std::printf("  %-62s%6.0f%9.0f\n", "write 640 MiB", write(pieces.dst_in_order), write(pieces.dst_shuffled));
+  constexpr size_t kFew = 512;
+  std::vector<uint64_t> far;
+  for (size_t page : shuffled(kFew, kFew)) far.push_back(page * 2 * kMiB / kPiece + page * 37 % (2 * kMiB / kPiece));
+  std::printf("  %-62s%6.0f%9.0f\n", "read 16 MiB from the L2, of 8 pages of 2 MiB, and of 512",
+              read(Table(shuffled(kFew, 1), memory, kPiece), kFew * kPiece, 40),
+              read(Table(far, memory, kPiece), kFew * kPiece, 40));
+}
+
 // Where the chunks of 128 blocks lie, and the order in which a conversion goes through them.
 void orders() {
   constexpr size_t kBlocks = 128, kPlaces = 160;
@@ -238,6 +271,7 @@ int main() {
       device.name, CUDART_VERSION / 1000, CUDART_VERSION / 10 % 100, driver / 1000, driver / 10 % 100,
       2 * kTotal / times.engine / 1e9, times.ratio());
   scattered_pieces();
+  one_way();
   orders();
   short_copies();
   parameter_tables();

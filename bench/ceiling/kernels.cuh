@@ -23,7 +23,25 @@ __global__ void __launch_bounds__(kThreads) copy_pieces(const uint64_t *src, con
                       kThreads);
 }
 
-// The same by a few CTAs.
+// Half of it: 4 KiB a CTA, read and not written, or written and not read.
+__global__ void __launch_bounds__(128) read_pieces(const uint64_t *src, uint32_t tiles_log2, unsigned *never) {
+  const char *from = reinterpret_cast<const char *>(src[blockIdx.x >> tiles_log2]) +
+                     (blockIdx.x & ((1u << tiles_log2) - 1)) * 4096 + threadIdx.x * 16;
+  // Not Access, which asks the L2 to forget.
+  const uint4 first = __ldcg(reinterpret_cast<const uint4 *>(from));
+  const uint4 second = __ldcg(reinterpret_cast<const uint4 *>(from + 2048));
+  const unsigned mixed = first.x ^ first.y ^ first.z ^ first.w ^ second.x ^ second.y ^ second.z ^ second.w;
+  if (mixed == 0x5eed5eed && blockIdx.x == ~0u) *never = mixed;
+}
+__global__ void __launch_bounds__(128) write_pieces(const uint64_t *dst, uint32_t tiles_log2) {
+  char *to = reinterpret_cast<char *>(dst[blockIdx.x >> tiles_log2]) + (blockIdx.x & ((1u << tiles_log2) - 1)) * 4096 +
+             threadIdx.x * 16;
+  const unsigned word = blockIdx.x * 2654435761u + threadIdx.x * 40503u;
+  Access<16>::store(to, make_uint4(word, word * 3, word * 5, word * 7));
+  Access<16>::store(to + 2048, make_uint4(word * 11, word * 13, word * 17, word * 19));
+}
+
+// The same as copy_pieces by a few CTAs.
 template <int kThreads, int kVectors>
 __global__ void __launch_bounds__(kThreads)
     copy_pieces_by_few(const uint64_t *src, const uint64_t *dst, uint32_t tiles_log2, uint32_t all) {

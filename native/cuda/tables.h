@@ -78,8 +78,8 @@ uint64_t spread(size_t n, Address address) {
 }
 
 // The order in which a copy goes through its chunks: block by block, or place by place. What is written at about the
-// same time should lie close together. Pieces spread over a pool, of up to several MiB each, take DRAM 6% longer to
-// write (and 2% to read) than pieces that follow each other, or that are shuffled within 2 MiB only; bench/ceiling
+// same time should lie close together. Pieces spread over a pool, of up to several MiB each, take DRAM 7% longer to
+// write (and 3% to read) than pieces that follow each other, or that are shuffled within 2 MiB only; bench/ceiling
 // shows it.
 struct Order {
   bool by_place;
