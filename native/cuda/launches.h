@@ -2,6 +2,8 @@
 // launch is a parameter, so that the same code carries a copy out (copy.cu) and explains it (explain.h).
 #pragma once
 
+#include <initializer_list>
+
 #include "engine.h"
 #include "launch.h"
 #include "status.h"
