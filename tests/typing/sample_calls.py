@@ -82,6 +82,19 @@ def views(shape: kk.BlockShape, a: npt.NDArray[np.uint16]) -> None:
     kk.copy_blocks(view, view)
 
 
+def plans(a: kk.BlockStack, b: kk.UniversalBlocks) -> None:
+    plan = kk.tp.plan(from_size=2, to_size=np.int32(3), nh=6)
+    for heads in plan.to(1):
+        kk.copy_blocks(b.heads(*heads.dst_heads), a.heads(*heads.src_heads))
+    for layers in kk.pp.plan([2, 1], 3, 3):
+        kk.copy_blocks(b.layers(*layers.dst_layers), a.layers(*layers.src_layers))
+    kk.copy_blocks(*plan.views([a, b, a], (a, b)), stream=0)
+    kk.copy_blocks([a, b], (b, a))
+    first: int = kk.tp.heads_of_rank(0, 2, 4)[0] + plan.transfers[0].src_rank
+    text: str = str(plan)
+    del first, text
+
+
 def lists(a: npt.NDArray[Any], b: DeviceArray) -> None:
     kk.universal_from_block([a], [[a, a]], "NHD")
     kk.block_from_universal([[b, b]], (b,), kk.Layout.HND, stream=7)
