@@ -192,6 +192,12 @@ def _others() -> dict[str, Kind]:
             lambda t, s, fmt=fmt: lmcache(t, fmt=fmt, block_size=s.N, num_kv_heads=s.H),
             lambda s: s.B % 2 == 0,
         )
+    for plane in (True, False):
+        kinds[f"lmcache packed{' in a plane' if plane else ''}"] = Kind(
+            lambda rng, s, plane=plane: ref.lmcache_packed(rng, s, 2, plane=plane),
+            lambda t, s: lmcache(t, fmt="KV_2LTD", block_size=s.N, num_kv_heads=s.H, no=2, head_size=s.D),
+            lambda s: s.B % 2 == 0,
+        )
     return kinds
 
 

@@ -335,8 +335,17 @@ def lmcache(rng, size: Size, fmt: str, blocks_per_object: int) -> Cache:
     return Cache(tensors, rows, memory)  # type: ignore[arg-type]
 
 
+def lmcache_packed(rng, size: Size, blocks_per_object: int, *, plane: bool) -> Cache:
+    """Memory objects with K|V of each head in one row: [1, L, tokens, H*C], or without the 1."""
+    count, tokens = size.B // blocks_per_object, blocks_per_object * size.N
+    memory = [noise(rng, (size.L, tokens, size.H, 2, size.D), size.dtype) for _ in range(count)]
+    shape = ((1,) if plane else ()) + (size.L, tokens, size.H * 2 * size.D)
+    rows = [[_Joined([each[layer, :, :, o] for each in memory], size) for o in range(2)] for layer in range(size.L)]
+    return Cache([each.reshape(shape) for each in memory], rows, memory)  # type: ignore[arg-type]
+
+
 class _Joined:
-    """The blocks of several arrays [tokens, width] under one index, as if they were one array of rows."""
+    """The blocks of several arrays [tokens, width] or [tokens, H, D] under one index, as if they were one array."""
 
     def __init__(self, arrays: list[np.ndarray], size: Size) -> None:
         self.arrays = arrays
@@ -345,14 +354,18 @@ class _Joined:
 
     def _place(self, block: int) -> np.ndarray:
         i, at = divmod(block, self.size.B // len(self.arrays))
-        return self.arrays[i][at * self.size.N : (at + 1) * self.size.N, : self.size.H * self.size.D]
+        tokens = self.arrays[i][at * self.size.N : (at + 1) * self.size.N]
+        if tokens.ndim == 3:
+            return tokens
+        # Splitting a dimension is a view.
+        return tokens[:, : self.size.H * self.size.D].reshape(self.shape[2:])
 
     def __setitem__(self, ids: list[int], rows: np.ndarray) -> None:
         for block, each in zip(ids, rows, strict=True):
-            self._place(block)[...] = each.reshape(self.size.N, -1)
+            self._place(block)[...] = each[0]
 
     def __getitem__(self, ids: list[int]) -> np.ndarray:
-        return np.array([self._place(block).reshape(self.shape[1:]) for block in ids])
+        return np.array([self._place(block)[None] for block in ids])
 
 
 def llama_cpp(rng, size: Size, streams: int, stream: int) -> Cache:

@@ -267,8 +267,14 @@ class TestShapes:
     def test_heads_that_do_not_divide(self):
         with raises(ValueError, r"objects\[0\] .* has 18 elements a token, expected a multiple of 4 heads"):
             from_lmcache(zeros(2, L, N, H * D), fmt="KV_2LTD", block_size=N, num_kv_heads=4)
-        with raises(ValueError, "has 18 elements a token, expected 3 heads of 7"):
+        with raises(ValueError, "has heads of 6 elements, expected 7"):
             from_lmcache(zeros(2, L, N, H * D), fmt="KV_2LTD", block_size=N, num_kv_heads=H, head_size=7)
+        with raises(ValueError, "no is None, expected 2 to read K and V of a row apart"):
+            from_lmcache(zeros(1, L, N, H * 2 * D), fmt="KV_2LTD", block_size=N, num_kv_heads=H)
+        with raises(ValueError, "no is 1, expected 2 for K and V in a plane each, or none"):
+            from_lmcache(zeros(2, L, N, H * D), fmt="KV_2LTD", block_size=N, num_kv_heads=H, no=1)
+        with raises(ValueError, "has 3 planes, expected 2 for K and V or 1"):
+            from_lmcache(zeros(3, L, N, H * D), fmt="KV_2LTD", block_size=N, num_kv_heads=H)
         with raises(ValueError, "num_kv_heads is 2, expected 1 for format 'KV_MLA_FMT'"):
             from_lmcache(zeros(1, L, N, D), fmt="KV_MLA_FMT", block_size=N, num_kv_heads=2)
         with raises(ValueError, "has rows of 6 elements, expected at least head_size, 7"):

@@ -7,6 +7,7 @@ from typing import Any, SupportsIndex
 
 from kvbm_kernels.dtypes import DTypeLike, as_dtype
 from kvbm_kernels.engines.blocks import EngineBlocks
+from kvbm_kernels.engines.content import inline_scale, read_content
 from kvbm_kernels.engines.reading import flat, one_of, read, required
 from kvbm_kernels.engines.tensors import Axis, LayerTensors, Part, Scales, Tensors
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
@@ -46,7 +47,6 @@ REFUSED = {
     ),
 }
 
-_INLINE_SCALE_NBYTES = 4
 _DSV4_NBYTES = 584
 
 
@@ -164,7 +164,7 @@ def from_vllm_buffer(
     tokens, ratio = _kernel_blocks(block_size, kernel_block_size)
     k = as_count(head_size, "head_size", 1)
     v = k if head_size_v is None else as_count(head_size_v, "head_size_v", 0)
-    scale = _inline_scale(scales, element.itemsize)
+    scale = inline_scale(scales, element.itemsize)
     content = k + scale + (v + scale if v else 0)
     extents = {
         "l": as_count(num_layers, "num_layers", 1),
@@ -211,11 +211,6 @@ def _kernel_stride(block_stride: int, ratio: int) -> int:
     return block_stride // ratio
 
 
-def _inline_scale(scales: Scales | None, itemsize: int) -> int:
-    """How many elements the scale in a row takes."""
-    return _INLINE_SCALE_NBYTES // itemsize if scales == "inline" else 0
-
-
 def _apart(
     tensors: Tensors,
     layout: str,
@@ -226,41 +221,14 @@ def _apart(
     part: Part | None,
 ) -> None:
     """Read K and V apart, or together."""
-    if "c" not in tensors.axes:
-        if no not in (None, tensors.extent("o")):
-            raise KvbmValueError(f"no is {no!r}, expected {tensors.extent('o')} for layout {layout!r}, or none")
-        _refuse_dsv4(tensors, tensors.extent("d"))
-        tensors.choose(part)
+    if "c" in tensors.axes:
+        if no == 1:
+            _refuse_dsv4(tensors, tensors.extent("c"))
+        read_content(tensors, no, head_size, head_size_v, scales, part)
         return
-    if no not in (1, 2):
-        raise KvbmValueError(
-            f"no is {no!r}, expected 2 to read K and V of a row apart, or 1 to leave them together, as in MLA"
-        )
-    content = tensors.extent("c")
-    if no == 1:
-        if part is not None:
-            raise KvbmValueError(f"part is {part!r}, expected none with no=1, which leaves K and V together")
-        _refuse_dsv4(tensors, content)
-        tensors.rename("c", "d")
-        return
-    required(head_size, "head_size", f"nothing tells where in a content of {content} elements K ends and V begins")
-    scale = _inline_scale(scales, tensors.itemsize)
-    k = as_count(head_size, "head_size", 1) + scale  # type: ignore[arg-type]
-    v = k if head_size_v is None else as_count(head_size_v, "head_size_v", 1) + scale
-    if k + v != content:
-        of_scales = f", each with a scale of {scale}" if scale else ""
-        tensors.fail(f"has a content of {content}, expected {k} + {v} elements of K and V{of_scales}")
-    if k == v:
-        tensors.split("c", "o", "d", k)
-    elif part is None:
-        raise KvbmValueError(
-            f'K has rows of {k} elements and V of {v}, which are no one view: part="k" and part="v" are a view each, '
-            'and layer_groups(..., parts=("k", "v")) makes both'
-        )
-    else:
-        tensors.narrow("c", 0 if part == "k" else k, k if part == "k" else v)
-        tensors.rename("c", "d")
-        return
+    if no not in (None, tensors.extent("o")):
+        raise KvbmValueError(f"no is {no!r}, expected {tensors.extent('o')} for layout {layout!r}, or none")
+    _refuse_dsv4(tensors, tensors.extent("d"))
     tensors.choose(part)
 
 
