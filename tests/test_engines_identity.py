@@ -15,21 +15,13 @@ from test_engines_matrix import laid_out
 SIZE = Size(B=5, L=3, N=4, H=2, D=8)
 
 
-def offsets(view: kk.View) -> np.ndarray:
-    """Where in a block each row is, in the order of layer, outer, token and head."""
-    geometry = view.geometry
-    assert len(geometry.bases) == 1, "rows of a block are not a stride apart"
-    axes = np.ix_(
-        *[np.arange(extent) * stride for extent, stride in zip(geometry.extents[1:], geometry.strides[1:], strict=True)]
-    )
-    return sum(axes)
-
-
 def is_plain_copy(view: kk.View, other: kk.View) -> bool:
-    """Whether both have the rows of a block in the same places, without a gap: then a block is copied in one piece."""
-    here, there = offsets(view), offsets(other)
-    dense = np.arange(here.size) * view.shape.row_nbytes
-    return np.array_equal(here, there) and np.array_equal(np.sort(here, None), dense)
+    """Whether the library copies a block in one piece, both ways."""
+    block, its_copy = view[[3]], other[[1]]
+    found = kk.explain(its_copy, block), kk.explain(block, its_copy)
+    assert len({(each.segments, each.segment_nbytes) for each in found}) == 1
+    assert found[0].segments * found[0].segment_nbytes == view.shape.block_nbytes
+    return found[0].segments == 1
 
 
 def universal(shape: kk.BlockShape) -> kk.View:
@@ -59,7 +51,7 @@ def test_kinds_that_are_one_of_our_formats(name):
     """These and no others: B2HLND, for one, has heads outside of layers, but K and V outside of heads."""
     kind = KINDS[name]
     view = kind.view(laid_out(kind, SIZE, None, []).tensors, SIZE)
-    if view.shape.nt != SIZE.N or len(view.geometry.bases) > 1:
+    if view.pieces > 1:
         assert name not in UNIVERSAL | OPERATIONAL_NHD | OPERATIONAL_HND
         return
     shape = shape_of(SIZE)
@@ -94,11 +86,20 @@ def test_latent_pages_of_all_layers_are_every_format_at_once(rng):
         assert is_plain_copy(view, other)
 
 
-def test_neighbouring_blocks_are_then_one_run_too(rng):
-    """Blocks side by side are as far apart as a block is long."""
-    kind = KINDS["transformers paged"]
-    view = kind.view(laid_out(kind, SIZE, None, []).tensors, SIZE)
-    assert view.geometry.strides.block == view.shape.block_nbytes
+@pytest.mark.parametrize("name", sorted(OPERATIONAL_NHD - {"sglang host page_unified", "vllm BL2NHD whole"}))
+def test_neighbouring_blocks_are_one_run(name):
+    """All the blocks there are, from an engine's cache of this form to another of the same, in one piece."""
+    kind = KINDS[name]
+    views = [kind.view(laid_out(kind, SIZE, None, []).tensors, SIZE)[2:] for _ in range(2)]
+    assert kk.explain(*views).segments == 1
+
+
+def test_layers_in_tensors_of_their_own_are_a_piece_each(rng):
+    """Between two engines with blocks first, K and V of a layer and block are one run: nothing is cut finer."""
+    kind = KINDS["vllm blocks_first B2NHD"]
+    views = [kind.view(laid_out(kind, SIZE, None, []).tensors, SIZE)[[3, 1]] for _ in range(2)]
+    found = kk.explain(*views)
+    assert (found.segments, found.segment_nbytes) == (2 * SIZE.L, 2 * views[0].shape.chunk_nbytes)
 
 
 class TestPieces:

@@ -9,7 +9,7 @@ import numpy as np
 from kvbm_kernels.blocks import BlockStack
 from kvbm_kernels.errors import KvbmIndexError, KvbmTypeError, KvbmValueError
 from kvbm_kernels.geometry import Geometry
-from kvbm_kernels.layouts import BlockShape, as_count
+from kvbm_kernels.layouts import BlockShape, as_count, resized
 from kvbm_kernels.views import BlockIds, View, as_block_ids
 
 if TYPE_CHECKING:
@@ -92,9 +92,7 @@ def split_blocks(view: _AnyView, num_tokens: SupportsIndex) -> _AnyView:
         raise KvbmValueError(f"blocks of {nt} tokens cannot be split into blocks of {num_tokens}")
     if count == 1:
         return view
-    shape = view.shape
-    smaller = BlockShape(shape.nl, shape.no, shape.nh, num_tokens, shape.hd, shape.dtype)
-    pieces = view._narrowed(view.geometry.in_pieces(count), smaller)
+    pieces = view._narrowed(view.geometry.in_pieces(count), resized(view.shape, nt=num_tokens))
     if isinstance(pieces, EngineBlocks):
         pieces.pieces *= count
     return pieces
