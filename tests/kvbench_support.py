@@ -32,7 +32,7 @@ class Ran(NamedTuple):
         return list(csv.DictReader(self.out.splitlines()))
 
 
-def kvbench(*arguments: str | Path, **variables: str) -> Ran:
+def kvbench(*arguments: str | int | Path, **variables: str) -> Ran:
     """Run the command with these arguments and environment variables."""
     done = subprocess.run(
         [*COMMAND, *map(str, arguments)],

@@ -1,0 +1,235 @@
+"""What kvbench writes and reads: pictures, tables, comparisons, the JSON, and the page that describes them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import statistics
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvbm_kernels as kk
+from buildtools import ROOT
+from kvbench_support import COLUMNS, SMALL, kvbench, results
+from kvbm_kernels.bench.suites import SUITES
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+
+class TestPlot:
+    def test_from_a_run(self, tmp_path):
+        """Pictures that open, with the lines and the ceiling named in them."""
+        pytest.importorskip("matplotlib")
+        image = pytest.importorskip("matplotlib.image")
+        saved = tmp_path / "results.json"
+        ran = kvbench(*SMALL, "--num-blocks", "1,4", "--backend", "auto,convert", "--json", saved, "--plot",
+                      tmp_path / "run.png")  # fmt: skip
+        assert ran.status == 0, ran.err
+        pixels = image.imread(tmp_path / "run.png")
+        assert min(pixels.shape[:2]) > 300
+        assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50
+        assert kvbench("plot", saved, tmp_path / "saved.svg").status == 0
+        texts = svg_texts(tmp_path / "saved.svg")
+        assert {"h2h, 1 block", "h2h, 4 blocks", "size of a piece", "payload, GB/s"} <= texts
+        assert [sum(text.startswith(f"{name}  ") for text in texts) > 0 for name in ("auto", "convert", "memcpy")] == [
+            True
+        ] * 3
+
+    def test_from_csv(self, tmp_path):
+        """Which knows no ceiling."""
+        pytest.importorskip("matplotlib")
+        ran = kvbench(*SMALL, "--num-blocks", "1", "--backend", "auto", "--pattern", "nhd_to_universal,hnd_to_nhd")
+        (tmp_path / "run.csv").write_text(ran.out)
+        assert kvbench("plot", tmp_path / "run.csv", tmp_path / "run.svg").status == 0
+        texts = svg_texts(tmp_path / "run.svg")
+        assert any(text.startswith("auto nhd_to_universal  ") for text in texts)
+        assert any(text.startswith("auto hnd_to_nhd  ") for text in texts)
+        assert not any("memcpy" in text or "baseline" in text for text in texts)
+
+
+def svg_texts(path: Path) -> set[str]:
+    """All that is written in a picture."""
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    return {"".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")}
+
+
+class TestCompare:
+    ROW = "16,{blocks},lw_to_fc,h2d,{backend},5242880,32768,32768,160,0.1,{bandwidth}\n"
+
+    def saved(self, path, *rows):
+        text = COLUMNS + "\n"
+        for blocks, backend, bandwidth in rows:
+            text += self.ROW.format(blocks=blocks, backend=backend, bandwidth=bandwidth)
+        path.write_text(text)
+        return path
+
+    def test_ratios_of_two_runs(self, tmp_path):
+        """The second over the first, whatever the order of the rows; what only one of them has is counted."""
+        before = self.saved(tmp_path / "a.csv", (1, "auto", 20.0), (8, "auto", 25.0), (8, "batched", 10.0))
+        after = self.saved(tmp_path / "b.csv", (8, "auto", 50.0), (1, "auto", 10.0), (9, "auto", 1), (9, "batched", 1))
+        ran = kvbench("compare", before, after)
+        assert ran.status == 0, ran.err
+        assert ran.out == (
+            "tokens_per_block,num_blocks,pattern,direction,backend,copy_size,before_gbps,after_gbps,ratio\n"
+            "16,1,lw_to_fc,h2d,auto,32768,20.00,10.00,0.500\n"
+            "16,8,lw_to_fc,h2d,auto,32768,25.00,50.00,2.000\n"
+        )
+        assert ran.err == (
+            f"2 tests: ratio 0.500 to 2.000, geometric mean 1.000\n1 more only in {before}\n2 more only in {after}\n"
+        )
+
+    def test_csv_and_json_of_one_run(self, tmp_path):
+        saved = tmp_path / "run.json"
+        # Two types of one size are one test in the CSV.
+        ran = kvbench(*SMALL, "--num-blocks", "3000", "--dtype", "f16", "--json", saved)
+        (tmp_path / "run.csv").write_text(ran.out)
+        compared = kvbench("compare", saved, tmp_path / "run.csv")
+        assert [float(line.split(",")[-1]) for line in compared.out.splitlines()[1:]] == pytest.approx([1, 1], abs=0.01)
+        other = json.loads(saved.read_text())
+        for result in other["results"]:
+            result["dtype"] = "bf16"
+        (tmp_path / "other.json").write_text(json.dumps(other))
+        refused = kvbench("compare", saved, tmp_path / "other.json")
+        assert (refused.status, "no test in common" in refused.err) == (2, True)
+
+
+class TestShow:
+    def test_the_table_of_a_saved_run(self, tmp_path):
+        """Where it comes from, each test with its baseline and ratio, and what was waived."""
+        saved = tmp_path / "run.json"
+        kvbench(*SMALL, "--num-blocks", "7", "--direction", "h2h", "--backend", "auto,batched", "--json", saved)
+        run = json.loads(saved.read_text())
+        ran = kvbench("show", saved)
+        assert ran.status == 0, ran.err
+        lines = ran.out.splitlines()
+        assert lines[0] == run["provenance"]["command"]
+        assert any(run["provenance"]["machines"]["host"]["device"] in line for line in lines)
+        first = run["results"][0]
+        figures = (
+            rf"memcpy {first['baseline']['bandwidth_gbps']:.2f} +{first['ratio']:.3f} +\d+\.\d{{3}}  host \(cached\)"
+        )
+        assert sum(bool(re.search(rf"^ +5 +7  fc_to_fc  h2h  auto .*{figures}$", line)) for line in lines) == 1
+        assert lines[-3:] == [
+            "waived: 7 blocks, fc_to_fc h2h batched: batched is CUDA's; h2h has vectorized, auto and convert",
+            "waived: 7 blocks, lw_to_fc h2h batched: batched is CUDA's; h2h has vectorized, auto and convert",
+            "2 measured, 2 waived",
+        ]
+
+    def test_what_a_suite_aims_at(self, tmp_path):
+        saved = tmp_path / "run.json"
+        kvbench("--suite", "link", "--json", saved)
+        run = json.loads(saved.read_text())
+        assert [result["aims"] for result in run["results"]] == [{"ratio": 0.92}] * 2
+        figures = {"status": "measured", "median_ms": 2.0, "bandwidth_gbps": 3.0, "host_ms": 0.5, "route": ["kernel"],
+                   "ratio": 0.5, "cached": False, "missed": ["ratio"],
+                   "baseline": {"name": "copy engine", "bandwidth_gbps": 6.0}}  # fmt: skip
+        run["results"][0] |= figures
+        saved.write_text(json.dumps(run))
+        ran = kvbench("show", saved)
+        assert re.search(r"conversion over the link, 32 blocks .* copy engine 6\.00  0\.500  0\.92 missed", ran.out)
+        assert ran.out.endswith("1 that miss an aim\n")
+
+
+class TestPage:
+    def test_the_documents_own_run(self):
+        """The page shows the figures of the run whose output lies beside it."""
+        page = (ROOT / "docs/kvbench.md").read_text()
+        with (ROOT / "docs/kvbench-16.csv").open() as lines:
+            rows = list(csv.DictReader(lines))
+        assert ",".join(rows[0]) == COLUMNS
+        line = r"^\| (\d+) \| (\d+) \| `(\w+)` \| `(\w+)` \| [\d.]+ \| [\d.]+ \| ([\d.]+) \|"
+        shown = re.findall(line, page, re.MULTILINE)
+        assert shown == [
+            (row["tokens_per_block"], row["num_blocks"], row["pattern"], row["backend"], row["bandwidth_gbps"])
+            for row in rows
+        ]
+
+    def test_every_suite_is_there(self):
+        page = (ROOT / "docs/kvbench.md").read_text()
+        for name in SUITES:
+            assert f"`{name}`" in page or f"--suite {name}" in page
+
+
+class TestJson:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def document(cls, tmp_path_factory):
+        return results(
+            tmp_path_factory.mktemp("json"), *SMALL, "--num-blocks", "1,300", "--direction", "h2h", "--backend",
+            "auto,batched", "--iters", "20", "--warmup", "2",
+        )  # fmt: skip
+
+    def test_every_field_is_documented(self, document):
+        """The page lists the fields with their types, and there are no others."""
+        page = (ROOT / "docs/kvbench.md").read_text().split("\n## JSON\n")[1]
+        table = dict(re.findall(r"^\| `([\w.\[\]]+)` \| ([a-z, |\[\]\\-]+?) \|", page, re.MULTILINE))
+        found = {}
+        for path, value in fields(document):
+            found.setdefault(path, set()).add(kind(value))
+        # Beside a kernel, only a GPU says more.
+        listed = {path for path in table if not path.startswith(("results[].beside", "provenance.machines.cuda"))}
+        assert listed == set(found)
+        for path, kinds in found.items():
+            assert kinds <= set(re.split(r", | \\\| ", table[path])), path
+
+    def test_the_figures_follow_from_the_samples(self, document):
+        for result in document["results"]:
+            if result["status"] != "measured":
+                continue
+            for timed in (result, result["baseline"]):
+                samples = timed["samples_ms"]
+                assert timed["median_ms"] == statistics.median(samples)
+                assert (timed["min_ms"], timed["max_ms"]) == (min(samples), max(samples))
+                assert timed["bandwidth_gbps"] == pytest.approx(result["total_bytes"] / timed["median_ms"] / 1e6)
+                assert len(samples) >= 9
+            assert len(result["samples_ms"]) * result["calls_per_sample"] >= 20
+            assert result["ratio"] == result["baseline"]["median_ms"] / result["median_ms"]
+            assert result["traffic_gbps"] == 2 * result["bandwidth_gbps"]
+            assert result["route"] == ["host"]
+            assert result["function"] == "kvbm_kernels_host_copy_batch"
+            assert result["host_ms"] > 0
+
+    def test_data_is_larger_than_the_cache_or_said_to_be_cached(self, document):
+        small, large = (row for row in document["results"] if (row["pattern"], row["backend"]) == ("lw_to_fc", "auto"))
+        for result in (small, large):
+            assert result["working_set_bytes"] == 2 * result["total_bytes"] * result["sets"]
+            assert result["checked_bytes"] == result["total_bytes"] * (result["sets"] + 1)
+            assert result["cached"] == (result["working_set_bytes"] < 2 * result["cache_bytes"])
+        assert small["sets"] == 1
+        assert small["cached"] is True
+
+    def test_it_says_where_it_comes_from(self, document):
+        provenance = document["provenance"]
+        assert provenance["command"].startswith("kvbench --layers 3 ")
+        assert provenance["kvbm_kernels"]["library"] == kk.build_info().library
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", provenance["date"])
+        assert provenance["machines"]["host"]["device"].endswith("threads")
+        assert document["settings"]["num_blocks"] == [1, 300]
+
+
+def fields(value, path=""):
+    """Every leaf of a document with its path; lists of objects count as one."""
+    if isinstance(value, dict) and path not in ("settings", "results[].aims"):
+        for name, inner in value.items():
+            yield from fields(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for inner in value:
+            yield from fields(inner, f"{path}[]")
+    else:
+        yield path, value
+
+
+def kind(value):
+    """The type of a value as the page calls it."""
+    if isinstance(value, float):
+        assert math.isfinite(value)
+    return {str: "string", bool: "boolean", int: "integer", float: "number", list: "list", dict: "object"}.get(
+        type(value), "null"
+    )
