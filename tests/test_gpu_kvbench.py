@@ -94,7 +94,7 @@ def test_all_directions_are_the_default(tmp_path):
 
 
 @pytest.mark.parametrize("kernel", ["gemm", "memory"])
-def test_beside_a_kernel(tmp_path, kernel, library):
+def test_beside_a_kernel(tmp_path, kernel, library, capsys):
     """Both sides are timed, alone and beside the other, and so is the baseline."""
     run = results(tmp_path, "--num-blocks", "16", "--iters", "5", "--direction", "h2d", "--pattern", "lw_to_fc_pools",
                   "--backend", "auto", "--beside", kernel, "--library", library)  # fmt: skip
@@ -106,6 +106,8 @@ def test_beside_a_kernel(tmp_path, kernel, library):
             assert beside[f"{side}_slowdown"] == beside[f"{side}_beside_ms"] / beside[f"{side}_alone_ms"]
             assert beside[f"{side}_slowdown"] > 0.5
     assert row["beside"]["transfer_alone_ms"] == row["median_ms"]
+    said = f"beside {kernel}, times over those alone: kernel and transfer {row['beside']['compute_slowdown']:.3f} and "
+    assert said in capsys.readouterr().err
 
 
 def test_fewer_multiprocessors(tmp_path):

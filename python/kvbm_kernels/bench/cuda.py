@@ -28,14 +28,11 @@ class TorchMachine(CudaMachine):
         self.library = f"PyTorch {torch.__version__}"
         self.device = properties.name
         self.cache_nbytes = properties.L2_cache_size
-        self._multiprocessors = properties.multi_processor_count
+        self.multiprocessors = properties.multi_processor_count
         # Not the NULL stream, on which cudaMemcpyBatchAsync does not work.
         self.stream = self.cuda.Stream()
         self.cuda.set_stream(self.stream)
         self.handle = self.stream.cuda_stream
-
-    def provenance(self) -> dict[str, Any]:
-        return {**super().provenance(), "multiprocessors": self._multiprocessors}
 
     def empty(self, nbytes: int, place: str) -> Any:
         if place == "device":
@@ -133,7 +130,7 @@ class CupyMachine(CudaMachine):
         self.library = f"CuPy {cupy.__version__}"
         self.device = properties["name"].decode()
         self.cache_nbytes = properties["l2CacheSize"]
-        self._multiprocessors = properties["multiProcessorCount"]
+        self.multiprocessors = properties["multiProcessorCount"]
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.stream.use()
         self.handle = self.stream.ptr
@@ -142,9 +139,6 @@ class CupyMachine(CudaMachine):
             "{ long long begin = clock64(); while (clock64() - begin < cycles) {} }",
             "spin",
         )
-
-    def provenance(self) -> dict[str, Any]:
-        return {**super().provenance(), "multiprocessors": self._multiprocessors}
 
     def empty(self, nbytes: int, place: str) -> Any:
         if place == "device":

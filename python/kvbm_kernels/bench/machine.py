@@ -163,8 +163,12 @@ class HostMachine(Machine):
             part[:] = words.view(np.uint8)[: part.size]
 
     def copy(self, dst: Any, src: Any) -> None:
-        """As many threads as the library may use, each with a part of its own."""
-        parts = zip(np.array_split(dst, self.threads), np.array_split(src, self.threads), strict=True)
+        """As many threads as the library may use, each with a part of its own of 1 MiB at least."""
+        threads = min(self.threads, max(1, dst.nbytes >> 20))
+        if threads == 1:
+            np.copyto(dst, src)
+            return
+        parts = zip(np.array_split(dst, threads), np.array_split(src, threads), strict=True)
         list(self._pool.map(lambda part: np.copyto(*part), parts))
 
     def sample(self, calls: Sequence[Call], rounds: int, host_seconds: float) -> Sample:
@@ -187,6 +191,7 @@ class CudaMachine(Machine):
     copy_name = "copy engine"
     handle: int
     """The stream as the C API takes it."""
+    multiprocessors: int
 
     @abstractmethod
     def spin(self, seconds: float) -> None:
@@ -220,6 +225,9 @@ class CudaMachine(Machine):
     def sweep(self, nbytes: int) -> Call:
         """A kernel bound by memory, that reads and writes as many bytes, on the stream that is then current."""
 
+    def provenance(self) -> dict[str, Any]:
+        return {**super().provenance(), "multiprocessors": self.multiprocessors, "driver": kernel_driver()}
+
     def sample(self, calls: Sequence[Call], rounds: int, host_seconds: float) -> Sample:
         least, most = SPIN_SECONDS
         self.spin(min(most, max(least, 2 * host_seconds * rounds * len(calls))))
@@ -248,6 +256,14 @@ def cuda_machine(library: str | None) -> CudaMachine:
             reason = "is not installed" if isinstance(error, ModuleNotFoundError) else str(error).splitlines()[0]
             failures.append(f"{name} {reason}")
     raise LookupError(f"no array library with CUDA: {'; '.join(failures)}")
+
+
+def kernel_driver() -> str | None:
+    """The version of the driver for NVIDIA's GPUs, where the system tells it."""
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return None
 
 
 def check_host_memory(nbytes: int) -> None:

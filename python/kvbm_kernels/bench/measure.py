@@ -20,7 +20,7 @@ from kvbm_kernels.errors import KvbmError
 # is enough. Data for which so many sets are not enough is measured in one set, from the cache.
 _CACHES, _ENOUGH = 7, 2
 _MOST_SETS = 64
-# A sample of a large test is as many calls, where there are enough of them for as many samples.
+# A turn through fewer sets is repeated until a sample has so many calls, unless too few samples would be left.
 _CALLS, _SAMPLES = 4, 9
 
 Tick = Callable[[float], object]

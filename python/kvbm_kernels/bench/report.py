@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -78,6 +79,8 @@ class Report:
         else:
             self._line(f"{prefix}{result.timing.bandwidth_gbps:.2f} GB/s ({result.timing.median_ms:.4f} ms)")
             self._row(",".join(result.columns()))
+            if beside := result.measured.get("beside"):
+                self._line(f"        {_beside(result.baseline_name, beside)}")
         done = sum(self._weights[: self._number]) / sum(self._weights)
         self._bar.update(self._task, completed=100 * done)
 
@@ -106,3 +109,14 @@ class Report:
             self._console.print(text)
         else:
             print(text, flush=True)
+
+
+def _beside(baseline: str, beside: dict[str, Any]) -> str:
+    def slowdowns(of: dict[str, Any]) -> str:
+        part = "" if of["overlapped"] else " (not all of it ran beside)"
+        return f"{of['compute_slowdown']:.3f} and {of['transfer_slowdown']:.3f}{part}"
+
+    return (
+        f"beside {beside['kernel']}, times over those alone: kernel and transfer {slowdowns(beside)}; "
+        f"kernel and {baseline} {slowdowns(beside['baseline'])}"
+    )
