@@ -26,7 +26,7 @@ build_library() {
   for file in native/*.cpp native/host/*.cpp; do
     [ "$file" = native/stub.cpp ] && continue
     flags=
-    [ "$file" = native/host/rows_avx2.cpp ] && flags=-mavx2
+    case $file in *_avx2.cpp) flags='-mavx2 -mf16c' ;; esac
     g++ -std=c++17 -O3 -fPIC -fvisibility=hidden -fno-exceptions $flags -Iinclude -Inative -c "$file" \
       -o "$objects/$(basename "$file").o" &
   done

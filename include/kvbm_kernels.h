@@ -84,7 +84,10 @@ typedef struct CUstream_st *kvbm_kernels_stream_t;
 /* The route asked for cannot be used here: KVBM_KERNELS_MODE_BATCH without a usable cudaMemcpyBatchAsync. */
 #define KVBM_KERNELS_ERROR_NOT_SUPPORTED 801
 
-/* Element types. The library moves bytes: a type stands for its size, and no value is ever converted. */
+/*
+ * Element types. The library moves bytes: a type stands for its size, and no value is ever converted but the rows of a
+ * quantised cache.
+ */
 #define KVBM_KERNELS_DTYPE_F16 0
 #define KVBM_KERNELS_DTYPE_BF16 1
 #define KVBM_KERNELS_DTYPE_F32 2
@@ -457,6 +460,109 @@ KVBM_KERNELS_API int kvbm_kernels_explain_copy(const kvbm_kernels_view *dst, con
                                                kvbm_kernels_copy_explanation *explanation);
 
 /*
+ * Rows of caches
+ *
+ * A paged cache is a view of blocks; what a model hands over at each step, and takes back, are rows of tokens. Append
+ * puts the rows of tokens where a token map says they lie in the cache, gather fetches them from there, as they are or
+ * quantised on the way in and dequantised on the way out.
+ *
+ *   cache  a view of the whole cache: num_blocks blocks of map->block_size tokens, block_ids NULL, base_block_step 0
+ *   rows   a view of the rows given or wanted, as one block of shape->num_tokens tokens: num_blocks 1, block_ids NULL
+ *   shape  nl, no, nh; in num_tokens the tokens of the call, of all sequences together; in row_nbytes the size of a row
+ *          given or wanted, which without quantisation is also its size in the cache
+ *
+ * Both views' tables are host memory, nl*no pointers at most, and read before the call returns; so are the structs.
+ * Tokens may share no place in the cache in an append.
+ */
+
+/* How rows are stored in a quantised cache. */
+#define KVBM_KERNELS_STORED_INT8 1
+#define KVBM_KERNELS_STORED_FP8 2 /* E4M3 */
+
+/*
+ * A quantised row is hd bytes, zeros up to a multiple of the scale's size, and the scale. With amax the largest
+ * magnitude in the row, every operation in float32 and rounded to nearest even:
+ *
+ *   scale = amax / limit          limit is 127 for int8 and 448 for fp8; a float16 scale is rounded to that type before
+ *                                 it is used, and 65504 at most
+ *   stored = round(x / scale)     to nearest even, at most the limit in magnitude; zeros where the scale is 0
+ *   x' = stored * scale           rounded to the type of the rows
+ *
+ * A row with a NaN or an infinity in it is stored as zeros with a NaN for a scale (0x7fc00000, 0x7e00), and so reads
+ * back as NaNs. Every NaN that comes out is 0x7fc00000 as float32, 0x7e00 as float16 and 0x7fc0 as bfloat16. The bits
+ * are the same from the host and from any GPU.
+ */
+typedef struct kvbm_kernels_quantization {
+  /* Set by the caller to sizeof(kvbm_kernels_quantization), so that fields can be added at the end later. */
+  size_t struct_nbytes;
+  /* KVBM_KERNELS_STORED_*. */
+  int stored_value;
+  /* The type of the rows given or wanted: KVBM_KERNELS_DTYPE_F16, _BF16 or _F32. */
+  int dtype_value;
+  /* The type of the scales: KVBM_KERNELS_DTYPE_F32 or _F16. */
+  int scale_dtype_value;
+} kvbm_kernels_quantization;
+
+/*
+ * Where the tokens of a call lie in a cache: by slots, or by block tables and the position at which each sequence
+ * starts. A token without a place is skipped, and nothing is written for it: one whose slot is negative or past the
+ * last block, whose entry of the table is no block of the cache (as that of a null block is not), or whose position is
+ * past the end of the table.
+ *
+ * The arrays are device-visible memory for functions that take a stream, naturally aligned, and are read when the
+ * stream gets there: a captured graph replays with what is in them then. For the host functions they are host memory.
+ */
+typedef struct kvbm_kernels_token_map {
+  /* Set by the caller to sizeof(kvbm_kernels_token_map), so that fields can be added at the end later. */
+  size_t struct_nbytes;
+  /* Tokens in a block of the cache. */
+  size_t block_size;
+  /* [shape->num_tokens], of each token block*block_size + its place in the block; or NULL, and the rest counts. */
+  const int64_t *slots;
+  /* [num_sequences, block_table_stride], the blocks of each sequence in order. */
+  const uint32_t *block_tables;
+  /* Entries from the table of one sequence to that of the next, and the length of each. */
+  size_t block_table_stride;
+  /* [num_sequences], the position of the first token of the call in each sequence: for an append its length. NULL: 0.
+   */
+  const uint32_t *starts;
+  /* shape->num_tokens is a multiple of it; token i is of sequence i / (num_tokens / num_sequences). */
+  size_t num_sequences;
+} kvbm_kernels_token_map;
+
+/*
+ * Rows into a cache, and rows out of it, on a stream. quantization may be NULL: rows are then stored as they are given.
+ * The rows of both views must be in device or pinned host memory, of any alignment; 16 bytes is fastest.
+ *
+ * Beyond the checks of all functions and of kvbm_kernels_copy_blocks: a struct_nbytes smaller than that of version 0.1,
+ * an unknown stored_value, dtype_value or scale_dtype_value, a row_nbytes that is no multiple of the element, a block
+ * size of zero, a map without slots and tables, sequences that do not divide the tokens, and views that are not as
+ * above are invalid values. A cache of no blocks is nothing to do.
+ */
+KVBM_KERNELS_API int kvbm_kernels_launch_append(const kvbm_kernels_view *cache, const kvbm_kernels_view *rows,
+                                                const kvbm_kernels_block_shape *shape,
+                                                const kvbm_kernels_token_map *map,
+                                                const kvbm_kernels_quantization *quantization,
+                                                kvbm_kernels_stream_t stream);
+KVBM_KERNELS_API int kvbm_kernels_launch_gather(const kvbm_kernels_view *rows, const kvbm_kernels_view *cache,
+                                                const kvbm_kernels_block_shape *shape,
+                                                const kvbm_kernels_token_map *map,
+                                                const kvbm_kernels_quantization *quantization,
+                                                kvbm_kernels_stream_t stream);
+
+/*
+ * values[i] to *dsts[i], n words of 32 bits, on a stream: how a host keeps small tables of the device up to date
+ * without a copy that waits.
+ *
+ *   dsts    host table [n] of device-visible addresses, multiples of 4, none of them twice
+ *   values  host array [n]
+ *
+ * Both are read before the call returns; a captured graph replays with the addresses and values of the capture.
+ */
+KVBM_KERNELS_API int kvbm_kernels_launch_store_u32(uint32_t *const *dsts, const uint32_t *values, size_t n,
+                                                   kvbm_kernels_stream_t stream);
+
+/*
  * Host functions: the same work on host memory by the calling thread and helpers
  *
  * They do real work in both builds, and have finished when they return. num_threads is the number of threads to use, 64
@@ -492,6 +598,14 @@ KVBM_KERNELS_API int kvbm_kernels_host_block_from_universal(const void *const *u
 KVBM_KERNELS_API int kvbm_kernels_host_copy_batch(const void *const *src_ptrs, void *const *dst_ptrs,
                                                   const size_t *nbytes, size_t num_copies, int num_threads,
                                                   size_t *failed_index);
+
+/* kvbm_kernels_launch_append and kvbm_kernels_launch_gather for host memory, the map's arrays too. */
+KVBM_KERNELS_API int kvbm_kernels_host_append(const kvbm_kernels_view *cache, const kvbm_kernels_view *rows,
+                                              const kvbm_kernels_block_shape *shape, const kvbm_kernels_token_map *map,
+                                              const kvbm_kernels_quantization *quantization, int num_threads);
+KVBM_KERNELS_API int kvbm_kernels_host_gather(const kvbm_kernels_view *rows, const kvbm_kernels_view *cache,
+                                              const kvbm_kernels_block_shape *shape, const kvbm_kernels_token_map *map,
+                                              const kvbm_kernels_quantization *quantization, int num_threads);
 
 #ifdef __cplusplus
 }

@@ -15,15 +15,6 @@ using namespace kvbm;
 constexpr char kVersion[] = KVBM_TO_STRING(KVBM_KERNELS_VERSION_MAJOR) "." KVBM_TO_STRING(
     KVBM_KERNELS_VERSION_MINOR) "." KVBM_TO_STRING(KVBM_KERNELS_VERSION_PATCH);
 
-// A status and whether there is work left to do: checks can end a call early in success.
-struct Checked {
-  int status;
-  bool work;
-};
-constexpr Checked kNothingToDo{0, false};
-constexpr Checked kReady{0, true};
-Checked failed(int status) { return {status, false}; }
-
 void *const *table(const void *const *ptrs) { return const_cast<void *const *>(ptrs); }
 
 // The documented conversions: a universal side and a block-stack side over pointer tables.
@@ -63,12 +54,6 @@ Checked check_copy(const char *fn, const kvbm_kernels_view *dst, const kvbm_kern
   if (int status = check_view(fn, "dst", dst, *shape, num_blocks)) return failed(status);
   if (int status = check_view(fn, "src", src, *shape, num_blocks)) return failed(status);
   return kReady;
-}
-
-int check_struct_nbytes(const char *fn, const char *name, size_t nbytes, size_t expected) {
-  if (nbytes >= expected) return 0;
-  return fail(KVBM_KERNELS_ERROR_INVALID_VALUE, fn, "%s->struct_nbytes is %zu, expected at least %zu", name, nbytes,
-              expected);
 }
 
 thread_local int last_batch_routes = 0;

@@ -67,6 +67,11 @@ int check_not_null(const char *fn, const char *name, const void *pointer) {
   return fail(kInvalid, fn, "%s is NULL", name);
 }
 
+int check_struct_nbytes(const char *fn, const char *name, size_t nbytes, size_t expected) {
+  if (nbytes >= expected) return 0;
+  return fail(kInvalid, fn, "%s->struct_nbytes is %zu, expected at least %zu", name, nbytes, expected);
+}
+
 int check_entries(const char *fn, const char *name, const void *const *table, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     if (!table[i]) return fail(kInvalid, fn, "%s[%zu] is NULL", name, i);

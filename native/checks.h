@@ -9,6 +9,15 @@
 
 namespace kvbm {
 
+// A status and whether there is work left to do: checks can end a call early in success.
+struct Checked {
+  int status;
+  bool work;
+};
+constexpr Checked kNothingToDo{0, false};
+constexpr Checked kReady{0, true};
+inline Checked failed(int status) { return {status, false}; }
+
 // Bytes of an element of the type, or 0 for a value that is no type.
 size_t dtype_nbytes(int dtype_value);
 
@@ -16,6 +25,7 @@ int check_dtype(const char *fn, int dtype_value);
 int check_layout(const char *fn, int layout_value);
 int check_not_negative(const char *fn, const char *name, int value);
 int check_not_null(const char *fn, const char *name, const void *pointer);
+int check_struct_nbytes(const char *fn, const char *name, size_t nbytes, size_t expected);
 
 // Every entry of a host table.
 int check_entries(const char *fn, const char *name, const void *const *table, size_t count);

@@ -7,6 +7,7 @@
 
 #include "kvbm_kernels.h"
 #include "plan.h"
+#include "token_rows.h"
 
 namespace kvbm {
 
@@ -26,6 +27,7 @@ namespace host {
 // Moves everything, then returns. num_threads as in the header; no failure is possible.
 void copy(Plan plan, int num_threads);
 void copy_batch(const Pieces &pieces, int num_threads);
+void move_rows(const TokenRows &call, int num_threads);
 
 // What copy() would do: the fields of *out that are about this engine.
 void explain(Plan plan, int num_threads, kvbm_kernels_copy_explanation *out);
@@ -48,6 +50,8 @@ struct BatchReport {
 // Each returns a status code, and explains a failure through fail() (status.h) under the name of the function `fn`.
 int copy(const char *fn, const Plan &plan, Tables tables, int max_sms, kvbm_kernels_stream_t stream);
 int memcpy_batch(const char *fn, const Pieces &pieces, int mode, kvbm_kernels_stream_t stream, BatchReport *report);
+int move_rows(const char *fn, const TokenRows &call, kvbm_kernels_stream_t stream);
+int store_u32(const char *fn, uint32_t *const *dsts, const uint32_t *values, size_t n, kvbm_kernels_stream_t stream);
 
 // What an explanation cannot see in addresses that nobody has to have allocated.
 struct Assumed {

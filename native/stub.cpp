@@ -18,6 +18,8 @@ int memcpy_batch(const char *fn, const Pieces &, int, kvbm_kernels_stream_t, Bat
 int explain(const char *fn, const Plan &plan, const Assumed &assumed, kvbm_kernels_copy_explanation *out) {
   return explain_launches(fn, plan, assumed, out);
 }
+int move_rows(const char *fn, const TokenRows &, kvbm_kernels_stream_t) { return refuse(fn); }
+int store_u32(const char *fn, uint32_t *const *, const uint32_t *, size_t, kvbm_kernels_stream_t) { return refuse(fn); }
 
 int memory_kind(const void *, int *) { return KVBM_KERNELS_MEMORY_PAGEABLE; }
 

@@ -111,3 +111,121 @@ def random_kv(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype 
     dtype = np.dtype(dtype)
     nbytes = int(np.prod(shape)) * dtype.itemsize
     return np.frombuffer(rng.bytes(nbytes), dtype=np.uint8).view(dtype).reshape(shape).copy()
+
+
+# Rows of tokens in a paged cache.
+
+
+def token_places(
+    num_tokens: int,
+    block_size: int,
+    num_blocks: int,
+    slots: np.ndarray | None,
+    tables: np.ndarray,
+    starts: np.ndarray | None,
+) -> list[tuple[int, int] | None]:
+    """The block and the place in it of each token; None for a token that has none.
+
+    By slots, or by tables [num_sequences, stride] and the positions at which the sequences start.
+    """
+    places: list[tuple[int, int] | None] = []
+    each = num_tokens // len(tables)
+    for token in range(num_tokens):
+        if slots is not None:
+            block, inside = divmod(int(slots[token]), block_size)
+        else:
+            sequence, position = divmod(token, each)
+            position += 0 if starts is None else int(starts[sequence])
+            entry, inside = divmod(position, block_size)
+            block = int(tables[sequence, entry]) if entry < tables.shape[1] else -1
+        places.append((block, inside) if 0 <= block < num_blocks else None)
+    return places
+
+
+# Rows of int8 and fp8, each with its scale behind it. With amax the largest magnitude in a row, all in float32 with
+# every operation rounded to nearest even:
+#
+#     scale = amax / limit             limit is 127 for int8, and 448, the largest number of E4M3, for fp8
+#     stored = round(x / scale)        to nearest even, at most limit in magnitude; 0 where the scale is 0
+#     x' = stored * scale
+#
+# A scale that is kept as float16 is rounded to it first, to at most 65504. A row with a NaN or an infinity in it is
+# stored as zeros with a NaN for a scale.
+
+LIMITS = {"int8": np.float32(127), "fp8": np.float32(448)}
+FP16_LARGEST = np.float32(65504)
+
+
+def scale_offset(head_dim: int, scale: np.dtype | type) -> int:
+    """Where in a stored row the scale is."""
+    size = np.dtype(scale).itemsize
+    return -(-head_dim // size) * size
+
+
+@np.errstate(all="ignore")
+def quantised(x: np.ndarray, stored: str, scale: np.dtype | type) -> np.ndarray:
+    """Rows of float32 [..., head_dim] as rows of bytes [..., stored size]."""
+    head_dim = x.shape[-1]
+    at = scale_offset(head_dim, scale)
+    rows = np.zeros((*x.shape[:-1], at + np.dtype(scale).itemsize), np.uint8)
+    amax = np.abs(x).max(-1, keepdims=True)
+    broken = ~np.isfinite(amax)
+    scales = amax / LIMITS[stored]
+    if np.dtype(scale) == np.float16:
+        scales = np.minimum(scales, FP16_LARGEST).astype(np.float16).astype(np.float32)
+    quotients = np.divide(x, scales, out=np.zeros_like(x), where=(scales > 0) & ~broken)
+    if stored == "int8":
+        codes = np.clip(np.rint(quotients), -127, 127).astype(np.int8).view(np.uint8)
+    else:
+        codes = _nearest_fp8(quotients)
+    rows[..., :head_dim] = codes
+    scales[broken] = np.nan
+    rows[..., at:] = scales.astype(scale).view(np.uint8)
+    return rows
+
+
+@np.errstate(all="ignore")
+def dequantised(rows: np.ndarray, head_dim: int, stored: str, scale: np.dtype | type) -> np.ndarray:
+    """The float32 numbers of stored rows; every NaN is the canonical one."""
+    kept = np.ascontiguousarray(rows[..., scale_offset(head_dim, scale) :]).view(scale).astype(np.float32)
+    codes = rows[..., :head_dim]
+    numbers = codes.view(np.int8).astype(np.float32) if stored == "int8" else FP8_VALUES[codes]
+    products = numbers * kept
+    return np.where(np.isnan(products), np.float32(np.nan), products)
+
+
+def _fp8_value(code: int) -> float:
+    exponent, fraction = code >> 3 & 15, code & 7
+    magnitude = (8 + fraction) * 2.0 ** (exponent - 10) if exponent else fraction * 2.0**-9
+    return -magnitude if code & 0x80 else magnitude
+
+
+FP8_VALUES = np.array([np.nan if code & 0x7F == 0x7F else _fp8_value(code) for code in range(256)], np.float32)
+
+
+def _nearest_fp8(x: np.ndarray) -> np.ndarray:
+    """The code of the nearest number of E4M3, of two as near the even one; past the largest, the largest."""
+    ladder = FP8_VALUES[:127].astype(np.float64)
+    magnitude = np.minimum(np.abs(x.astype(np.float64)), 448)
+    above = np.searchsorted(ladder, magnitude).clip(1, 126)
+    low, high = magnitude - ladder[above - 1], ladder[above] - magnitude
+    nearer = np.where(low == high, above - above % 2, np.where(low < high, above - 1, above))
+    return (nearer | np.where(np.signbit(x), 0x80, 0)).astype(np.uint8)
+
+
+def numbers_of(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Numbers given as the bits of "f32", "f16" or "bf16", in float32."""
+    if dtype == "bf16":
+        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return bits.view(np.float32 if dtype == "f32" else np.float16).astype(np.float32)
+
+
+@np.errstate(all="ignore")
+def bits_of(numbers: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 numbers, rounded to nearest even, as the bits of "f32", "f16" or "bf16"."""
+    if dtype == "bf16":
+        bits = numbers.view(np.uint32)
+        return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(
+            np.uint16
+        )
+    return numbers.view(np.uint32) if dtype == "f32" else numbers.astype(np.float16).view(np.uint16)

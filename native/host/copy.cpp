@@ -1,10 +1,10 @@
 // The host engine: a plan carried out by threads on host memory.
+#include "host/copy.h"
+
 #include <algorithm>
 
 #include "engine.h"
 #include "host/machine.h"
-#include "host/rows.h"
-#include "host/threads.h"
 
 namespace kvbm::host {
 namespace {
@@ -15,44 +15,6 @@ constexpr size_t kNbytesPerThread = size_t{1} << 20;
 // Segments at least this long are cut between threads; shorter ones are not.
 constexpr size_t kCuttable = size_t{64} << 10;
 constexpr size_t kCut = size_t{4} << 10;
-// Below a cache line a streaming store writes less than memory takes at once.
-constexpr size_t kShortestStreamed = kCacheLine;
-// From here on the unaligned ends of a row no longer matter.
-constexpr size_t kLongRow = size_t{2} << 10;
-
-int choose_threads(int asked, size_t total_nbytes) {
-  if (asked > 0) return std::min(asked, kMaxParts);
-  const size_t useful = total_nbytes / kNbytesPerThread;
-  if (useful <= 1) return 1;
-  const size_t most = static_cast<size_t>(std::min(available_processors(), kMaxParts));
-  return static_cast<int>(std::min(useful, most));
-}
-
-// How rows and runs of one copy are moved. Around the cache, where what is read and what is written would not both fit
-// in it, the long ones, and those that end where the stores that do it can.
-class Mover {
- public:
-  Mover(size_t row_nbytes, size_t total_nbytes)
-      : streaming_(total_nbytes > last_level_cache_nbytes() / 2 ? choose_streaming() : nullptr),
-        cached_(choose_cached(row_nbytes)) {}
-
-  bool streams() const { return streaming_ != nullptr; }
-
-  MoveRows choose(const Rows &rows) const {
-    const uint64_t bits = reinterpret_cast<uintptr_t>(rows.dst) | static_cast<uint64_t>(rows.dst_stride) | rows.nbytes;
-    const bool worthwhile = rows.nbytes >= kLongRow || (rows.nbytes >= kShortestStreamed && bits % kStreamed == 0);
-    return worthwhile && streaming_ ? streaming_ : cached_;
-  }
-  void move(const Rows &rows) const { choose(rows)(rows); }
-  void end() const {
-    if (streaming_) end_streaming();
-  }
-
- private:
-  static constexpr size_t kStreamed = 16;
-  MoveRows streaming_, cached_;
-};
-
 // Joins segments that follow each other on both sides, and moves each run at once.
 class Runs {
  public:
@@ -171,19 +133,6 @@ class Cursor {
   const char *src_;
 };
 
-// A part of the work as positions [begin, end), cut where `grain` allows.
-struct Range {
-  size_t begin, end;
-};
-Range range_of(int part, int parts, size_t total, size_t grain) {
-  const auto cut = [=](int i) {
-    if (i == parts) return total;
-    const size_t position = total / static_cast<size_t>(parts) * static_cast<size_t>(i);
-    return position - position % grain;
-  };
-  return {cut(part), cut(part + 1)};
-}
-
 // What to fetch of the source ahead of its use. A processor follows by itself the sequential walk of a page, and not
 // the jumps between pages, nor two walks in one page.
 class Ahead {
@@ -232,51 +181,19 @@ class Ahead {
   bool by_item_ = false;
 };
 
+// Segments are cut between threads, or else the work is cut between segments.
+bool cuts_segments(const Plan &plan) { return plan.segment_nbytes >= kCuttable; }
+// Segments that follow each other on both sides are moved as one.
+bool joins_segments(const Plan &plan) { return plan.num_dims == 0; }
+
 struct CopyWork {
   Plan plan;
   Mover mover;
 
-  // Segments are cut between threads, or else the work is cut between segments.
-  bool cuts_segments() const { return plan.segment_nbytes >= kCuttable; }
-  // Segments that follow each other on both sides are moved as one.
-  bool joins_segments() const { return plan.num_dims == 0; }
-
   void run(int part, int parts) const {
-    const size_t segment = plan.segment_nbytes;
-    auto [position, end] = range_of(part, parts, plan.total_nbytes(), cuts_segments() ? kCut : segment);
-    if (position == end) return;
-    Cursor at(plan, position / segment);
-    Ahead ahead(plan, at);
-    Runs runs(mover);
-    while (position < end) {
-      const size_t skip = position % segment;
-      if (joins_segments() || skip != 0 || end - position < segment) {
-        const size_t nbytes = std::min(segment - skip, end - position);
-        runs.add(at.dst() + skip, at.src() + skip, nbytes);
-        position += nbytes;
-        at.advance(1);
-      } else {
-        const size_t count = std::min(at.row_count(), (end - position) / segment);
-        Rows rows = at.rows(count);
-        const size_t runs_left = mover.streams() ? 0 : std::min(at.run_count(), (end - position) / (count * segment));
-        if (runs_left > 1) {
-          // Short runs cost less the fewer steps there are between them.
-          const Dim &around = plan.dims[plan.num_dims - 2];
-          for (size_t i = 0; i < runs_left; ++i, rows.dst += around.dst_stride, rows.src += around.src_stride) {
-            mover.move(rows);
-          }
-          position += runs_left * count * segment;
-          at.advance_runs(runs_left);
-          continue;
-        }
-        if (mover.streams()) ahead.hint(at, &rows);
-        position += count * segment;
-        at.advance(count);
-        rows.next_dst = at.dst();
-        mover.move(rows);
-      }
-    }
-    runs.flush();
+    const size_t grain = cuts_segments(plan) ? kCut : plan.segment_nbytes;
+    const auto [begin, end] = range_of(part, parts, plan.total_nbytes(), grain);
+    copy_range(plan, mover, begin, end);
     mover.end();
   }
 };
@@ -304,18 +221,75 @@ struct BatchWork {
   }
 };
 
-template <typename Work>
-void run_work(Work &work, int parts) {
-  run_parts(parts, [](void *context, int part, int of) { static_cast<Work *>(context)->run(part, of); }, &work);
-}
-
 CopyWork work_of(Plan plan) {
   if (reinterpret_cast<uintptr_t>(plan.dst.address(0, 0, 0)) % kCacheLine != 0) write_in_order(&plan);
-  // Segments that may be joined have no length of their own.
-  return {plan, Mover(plan.num_dims == 0 ? 0 : plan.segment_nbytes, plan.total_nbytes())};
+  return {plan, Mover(plan, plan.total_nbytes())};
 }
 
 }  // namespace
+
+Mover::Mover(size_t row_nbytes, size_t total_nbytes)
+    : streaming_(total_nbytes > last_level_cache_nbytes() / 2 ? choose_streaming() : nullptr),
+      cached_(choose_cached(row_nbytes)) {}
+
+// Segments that may be joined have no length of their own.
+Mover::Mover(const Plan &plan, size_t total_nbytes)
+    : Mover(joins_segments(plan) ? 0 : plan.segment_nbytes, total_nbytes) {}
+
+int choose_threads(int asked, size_t total_nbytes) {
+  if (asked > 0) return std::min(asked, kMaxParts);
+  const size_t useful = total_nbytes / kNbytesPerThread;
+  if (useful <= 1) return 1;
+  const size_t most = static_cast<size_t>(std::min(available_processors(), kMaxParts));
+  return static_cast<int>(std::min(useful, most));
+}
+
+Range range_of(int part, int parts, size_t total, size_t grain) {
+  const auto cut = [=](int i) {
+    if (i == parts) return total;
+    const size_t position = total / static_cast<size_t>(parts) * static_cast<size_t>(i);
+    return position - position % grain;
+  };
+  return {cut(part), cut(part + 1)};
+}
+
+void copy_range(const Plan &plan, const Mover &mover, size_t begin, size_t end) {
+  const size_t segment = plan.segment_nbytes;
+  if (begin == end) return;
+  size_t position = begin;
+  Cursor at(plan, position / segment);
+  Ahead ahead(plan, at);
+  Runs runs(mover);
+  while (position < end) {
+    const size_t skip = position % segment;
+    if (joins_segments(plan) || skip != 0 || end - position < segment) {
+      const size_t nbytes = std::min(segment - skip, end - position);
+      runs.add(at.dst() + skip, at.src() + skip, nbytes);
+      position += nbytes;
+      at.advance(1);
+    } else {
+      const size_t count = std::min(at.row_count(), (end - position) / segment);
+      Rows rows = at.rows(count);
+      const size_t runs_left = mover.streams() ? 0 : std::min(at.run_count(), (end - position) / (count * segment));
+      if (runs_left > 1) {
+        // Short runs cost less the fewer steps there are between them.
+        const Dim &around = plan.dims[plan.num_dims - 2];
+        for (size_t i = 0; i < runs_left; ++i, rows.dst += around.dst_stride, rows.src += around.src_stride) {
+          mover.move(rows);
+        }
+        position += runs_left * count * segment;
+        at.advance_runs(runs_left);
+        continue;
+      }
+      if (mover.streams()) ahead.hint(at, &rows);
+      position += count * segment;
+      at.advance(count);
+      rows.next_dst = at.dst();
+      mover.move(rows);
+    }
+  }
+  runs.flush();
+}
 
 void copy(Plan plan, int num_threads) {
   CopyWork work = work_of(plan);
@@ -325,13 +299,13 @@ void copy(Plan plan, int num_threads) {
 void explain(Plan plan, int num_threads, kvbm_kernels_copy_explanation *out) {
   const CopyWork work = work_of(plan);
   const Cursor first(work.plan, 0);
-  const Rows rows = work.joins_segments()
+  const Rows rows = joins_segments(plan)
                         ? Rows{first.dst(), first.src(), 0, 0, 1, plan.segment_nbytes, first.src(), 0, first.dst()}
                         : first.rows(first.row_count());
   out->host_threads = choose_threads(num_threads, plan.total_nbytes());
   out->host_rows = name_of(work.mover.choose(rows));
-  out->host_joins_segments = work.joins_segments();
-  out->host_cuts_segments = work.cuts_segments();
+  out->host_joins_segments = joins_segments(plan);
+  out->host_cuts_segments = cuts_segments(plan);
 }
 
 void copy_batch(const Pieces &pieces, int num_threads) {
