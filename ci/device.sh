@@ -2,7 +2,7 @@
 # On a machine with a GPU: build the library for it, then tests, sanitizers and benchmarks. OUT is where the full output
 # goes (default: a new temporary folder); a short table comes last.
 #
-#   ci/device.sh [build] [test] [facade] [sanitize] [bench] [ceiling]     all when none is named
+#   ci/device.sh [build] [test] [facade] [sanitize] [bench] [rows] [ceiling]     all when none is named
 #
 # The steps facade and bench are those of the Python package. They need cffi, and bench what the extra cli has, as do the
 # tests of its commands; they are left out where that is missing and they are not named.
@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 OUT=${OUT:-$(mktemp -d)}
 BUILD=${KVBM_DEVICE_BUILD:-$(mktemp -d)}
 has() { python3 -c "import $1" 2>/dev/null; }
-STEPS=${*:-build test $(has cffi && echo facade) sanitize $(has cffi,click,rich && echo bench) ceiling}
+STEPS=${*:-build test $(has cffi && echo facade) sanitize $(has cffi,click,rich && echo bench) rows ceiling}
 ARCHS=${CUDA_ARCHS:-90}
 failed=
 
@@ -145,13 +145,14 @@ for wanted in $STEPS; do
       step sanitize sanitize
       ;;
     bench) step bench bench ;;
+    rows) step rows env PYTHONUNBUFFERED=1 timeout 200 python3 bench/gpu_rows.py --json "$OUT/rows.json" ;;
     ceiling) step ceiling ceiling ;;
   esac
 done
 for file in "$OUT"/test.txt "$OUT"/facade.txt "$OUT"/native.txt "$OUT"/sanitize.txt; do
   [ -f "$file" ] && echo "-- $(basename "$file" .txt)" && tail -n 3 "$file"
 done
-for file in "$OUT"/bench-table.txt "$OUT"/ceiling.txt; do
+for file in "$OUT"/bench-table.txt "$OUT"/rows.txt "$OUT"/ceiling.txt; do
   [ -f "$file" ] && echo "-- $(basename "$file" .txt)" && cat "$file"
 done
 [ -z "$failed" ] && echo "all steps passed" || { echo "FAILED:$failed"; exit 1; }

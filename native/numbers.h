@@ -16,7 +16,7 @@ constexpr float kInt8Limit = 127.0f;
 constexpr float kFp8Limit = 448.0f;  // the largest number of E4M3
 constexpr float kF16Largest = 65504.0f;
 constexpr uint32_t kF32Infinity = 0x7f800000, kF32NaN = 0x7fc00000;
-constexpr uint16_t kF16NaN = 0x7e00;
+constexpr uint16_t kF16NaN = 0x7e00, kBf16NaN = 0x7fc0;
 
 KVBM_HOST_DEVICE uint32_t bits_of(float x) {
   uint32_t bits;

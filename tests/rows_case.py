@@ -216,17 +216,22 @@ class Call:
         return (*views, shape, token_map, quantization), (keep, keep_too)
 
 
+def sides_of(case: Case) -> tuple[Rows, Rows]:
+    """The cache, and the rows beside it."""
+    extents = {"l": case.nl, "o": case.no, "h": case.nh}
+    of_cache, of_rows = (
+        {**extents, "b": case.num_blocks, "t": case.block_size},
+        {**extents, "b": 1, "t": case.num_tokens},
+    )
+    return (
+        Rows(of_cache, case.stored_row, case.cache_order, case.gaps[0], case.misalign[0], case.bases[0]),
+        Rows(of_rows, case.row, case.rows_order, case.gaps[1], case.misalign[1], case.bases[1]),
+    )
+
+
 def make_call(case: Case, appends: bool) -> Call:
     rng = np.random.default_rng(case.seed)
-    extents = {"l": case.nl, "o": case.no, "h": case.nh}
-    cache = Rows(
-        {**extents, "b": case.num_blocks, "t": case.block_size}, case.stored_row, case.cache_order, case.gaps[0],
-        case.misalign[0], case.bases[0],
-    )  # fmt: skip
-    rows = Rows(
-        {**extents, "b": 1, "t": case.num_tokens}, case.row, case.rows_order, case.gaps[1], case.misalign[1],
-        case.bases[1],
-    )  # fmt: skip
+    cache, rows = sides_of(case)
     cache_image = rng.integers(0, 256, cache.nbytes, np.uint8)
     rows_image = rng.integers(0, 256, rows.nbytes, np.uint8)
     given = numbers((1, case.nl, case.no, case.num_tokens, case.nh, case.hd), case.dtype, rng)

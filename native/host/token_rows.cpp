@@ -72,6 +72,8 @@ class RunPlan {
     if (is_new) {
       shape_.num_tokens = num_tokens;
       plan_ = call_.appends ? make_plan(cache_, call_.rows, shape_, 1) : make_plan(call_.rows, cache_, shape_, 1);
+      // A block of one layer stays in the cache meanwhile, so its order does not matter, and the rows' may.
+      if (call_.format.converts() && call_.appends) read_in_order(&plan_);
     }
     const int64_t in_rows = call_.rows.offset + static_cast<int64_t>(token) * call_.rows.token_stride;
     const int64_t in_cache = cache_.offset + static_cast<int64_t>(place.block) * cache_.block_stride +

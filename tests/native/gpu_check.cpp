@@ -134,6 +134,121 @@ void batch(size_t nbytes, size_t count, Where src_at, Where dst_at, int mode, si
   expect(dst.read() == expected, "memcpy_batch");
 }
 
+// What a token map's arrays are to, and the map.
+struct Map {
+  Memory slots, tables, starts;
+
+  Map(const std::vector<int64_t> &s, const std::vector<uint32_t> &t, const std::vector<uint32_t> &p, Where where)
+      : slots(bytes_of(s), where), tables(bytes_of(t), where), starts(bytes_of(p), where) {}
+
+  template <typename T>
+  static std::vector<uint8_t> bytes_of(const std::vector<T> &values) {
+    const auto *first = reinterpret_cast<const uint8_t *>(values.data());
+    return std::vector<uint8_t>(first, first + values.size() * sizeof(T));
+  }
+  kvbm_kernels_token_map map(bool by_slots, size_t block_size, size_t sequences) const {
+    return {sizeof(kvbm_kernels_token_map),
+            block_size,
+            by_slots ? reinterpret_cast<const int64_t *>(slots.data) : nullptr,
+            reinterpret_cast<const uint32_t *>(tables.data),
+            tables.nbytes / 4 / sequences,
+            reinterpret_cast<const uint32_t *>(starts.data),
+            sequences};
+  }
+};
+
+// Rows of 2 layers, K and V, into a cache and out of it, beside the host functions. stored is KVBM_KERNELS_STORED_*,
+// or 0 for rows as they are.
+void rows(size_t nh, size_t hd, int stored, int dtype, int scale, bool by_slots, bool hnd, size_t shift) {
+  constexpr size_t kLayers = 2, kOuter = 2, kSequences = 3, kEach = 7, kBlockSize = 4, kBlocks = 12;
+  constexpr size_t kTokens = kSequences * kEach;
+  const size_t element = dtype == KVBM_KERNELS_DTYPE_F32 ? 4 : 2,
+               scale_nbytes = scale == KVBM_KERNELS_DTYPE_F32 ? 4 : 2;
+  const size_t row = hd * element;
+  const size_t cached = stored ? (hd + scale_nbytes - 1) / scale_nbytes * scale_nbytes + scale_nbytes : row;
+  const kvbm_kernels_quantization quantization{sizeof quantization, stored, dtype, scale};
+  const kvbm_kernels_block_shape shape{kLayers, kOuter, nh, kTokens, row};
+
+  std::vector<int64_t> slots;
+  std::vector<uint32_t> tables, starts;
+  for (size_t i = 0; i < kTokens; ++i) slots.push_back(i % 5 == 3 ? -1 : static_cast<int64_t>(i * 29 % 48));
+  for (size_t i = 0; i < kBlocks; ++i) tables.push_back(i == 4 ? 0xffffffff : static_cast<uint32_t>(i * 5 % kBlocks));
+  for (size_t i = 0; i < kSequences; ++i) starts.push_back(static_cast<uint32_t>(3 * i + 1));
+  // Pinned memory is host memory too.
+  const Map on_host(slots, tables, starts, kPinned), on_device(slots, tables, starts, kDevice);
+  const kvbm_kernels_token_map host_map = on_host.map(by_slots, kBlockSize, kSequences);
+  const kvbm_kernels_token_map device_map = on_device.map(by_slots, kBlockSize, kSequences);
+
+  const size_t block = kBlockSize * nh * cached, chunk = kTokens * nh * row;
+  const std::vector<uint8_t> cache_bytes = random_bytes(kLayers * kOuter * kBlocks * block + shift);
+  const std::vector<uint8_t> row_bytes = random_bytes(kLayers * kOuter * chunk + shift);
+  for (bool appends : {true, false}) {
+    std::vector<uint8_t> results[2];
+    for (Where where : {kPinned, kDevice}) {
+      const Memory cache(cache_bytes, where), given(row_bytes, where);
+      std::vector<void *> bases;
+      for (size_t i = 0; i < kLayers * kOuter; ++i) bases.push_back(cache.data + shift + i * kBlocks * block);
+      void *base = given.data + shift;
+      kvbm_kernels_view of_cache{}, of_rows{};
+      of_cache.bases = bases.data();
+      of_cache.num_bases = bases.size();
+      of_cache.base_layer_step = kOuter;
+      of_cache.base_outer_step = 1;
+      of_cache.num_blocks = kBlocks;
+      of_cache.block_stride = static_cast<int64_t>(block);
+      of_cache.token_stride = static_cast<int64_t>(hnd ? cached : nh * cached);
+      of_cache.head_stride = static_cast<int64_t>(hnd ? kBlockSize * cached : cached);
+      of_rows.bases = &base;
+      of_rows.num_bases = of_rows.num_blocks = 1;
+      of_rows.layer_stride = static_cast<int64_t>(kOuter * chunk);
+      of_rows.outer_stride = static_cast<int64_t>(chunk);
+      of_rows.token_stride = static_cast<int64_t>(nh * row);
+      of_rows.head_stride = static_cast<int64_t>(row);
+      const kvbm_kernels_quantization *as = stored ? &quantization : nullptr;
+      const kvbm_kernels_view &dst = appends ? of_cache : of_rows, &src = appends ? of_rows : of_cache;
+      int status;
+      if (where == kPinned) {
+        status = (appends ? kvbm_kernels_host_append : kvbm_kernels_host_gather)(&dst, &src, &shape, &host_map, as, 1);
+      } else {
+        status = (appends ? kvbm_kernels_launch_append : kvbm_kernels_launch_gather)(&dst, &src, &shape, &device_map,
+                                                                                     as, nullptr);
+      }
+      expect(status == 0, "append or gather returns 0");
+      cudaDeviceSynchronize();
+      results[where] = (appends ? cache : given).read();
+    }
+    expect(results[kPinned] == results[kDevice], appends ? "append" : "gather");
+  }
+}
+
+void all_rows() {
+  for (bool by_slots : {true, false}) {
+    for (bool hnd : {true, false}) {
+      for (size_t hd : {64, 576, 13, 2}) {
+        for (size_t shift : {0, 2, 1}) {
+          rows(4, hd, 0, KVBM_KERNELS_DTYPE_BF16, 0, by_slots, hnd, shift);
+          for (int stored : {KVBM_KERNELS_STORED_INT8, KVBM_KERNELS_STORED_FP8}) {
+            const int dtype = static_cast<int>((hd + shift) % 3), scale = by_slots ? 0 : 2;
+            rows(3, hd, stored, dtype, scale, by_slots, hnd, shift);
+          }
+        }
+      }
+    }
+  }
+  Memory words(256, kDevice);
+  std::vector<uint8_t> expected = words.read();
+  std::vector<uint32_t *> dsts;
+  std::vector<uint32_t> values;
+  for (uint32_t i = 0; i < 40; ++i) {
+    dsts.push_back(reinterpret_cast<uint32_t *>(words.data) + i * 7 % 41);
+    values.push_back(i * 0x01010101);
+    std::memcpy(&expected[i * 7 % 41 * 4], &values.back(), 4);
+  }
+  expect(kvbm_kernels_launch_store_u32(dsts.data(), values.data(), 40, nullptr) == 0, "store_u32 returns 0");
+  cudaDeviceSynchronize();
+  expect(words.read() == expected, "store_u32");
+}
+
 void errors_of_others() {
   const Memory src(random_bytes(64), kDevice);
   Memory dst(64, kDevice);
@@ -195,6 +310,7 @@ int main(int argc, char **argv) {
   }
   if (kvbm_kernels_has_memcpy_batch_async()) batch(64, 600, kDevice, kPinned, 2, 2, stream);
   cudaStreamDestroy(stream);
+  all_rows();
   errors_of_others();
   std::printf("%d failures, batch entry %d\n", failures, kvbm_kernels_has_memcpy_batch_async());
   return failures;
