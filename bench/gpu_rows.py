@@ -1,6 +1,6 @@
 """Speed of append and gather on this machine's GPU, as ratios to copies of the same bytes in the same run.
 
-    python3 bench/gpu_rows.py [--short] [--json FILE]
+    python3 bench/gpu_rows.py [--short] [--only TEXT] [--json FILE]
 
 Lines as those of gpu_bench.py. A decode step is beside kvbm_kernels_copy_blocks of the same rows to the same places,
 whose addresses are known at the launch; a prefill beside one cudaMemcpyAsync of the rows that it is given.
@@ -154,12 +154,14 @@ def in_graph(calls: list[Call]) -> Call:
 
 
 def decode(report: Report, stored: str | None, layout: str, sequences: int = 64, nl: int = 80) -> None:
+    name = f"decode step, {sequences} x {nl} layers, {stored or 'bf16'}, {layout}"
+    if not report.wants(name):
+        return
     rows_nbytes = sequences * nl * 2 * NH * ROW
     steps = [Step(sequences, 1, nl, layout, stored) for _ in range(L2_NBYTES // (2 * rows_nbytes) + 2)]
     plain = [Step(sequences, 1, nl, "NHD", None) for _ in steps]
     every = range(nl)
-    name = f"decode step, {sequences} x {nl} layers, {stored or 'bf16'}, {layout}"
-    aim = 1 / 1.15
+    aim = 1 / 1.15 if stored is None else 0.6
     report.add(
         f"{name}: one launch", 2 * rows_nbytes, aim, [step.move("launch_append", every) for step in steps],
         [step.copy_rows(every) for step in plain], steps[0].cache, steps[0].appended,
@@ -176,6 +178,9 @@ def decode(report: Report, stored: str | None, layout: str, sequences: int = 64,
 
 
 def prefill(report: Report, stored: str | None, layout: str, nl: int, n: int = 4096) -> None:
+    name = f"{n} tokens x {nl} layers, {stored or 'bf16'}, {layout}"
+    if not report.wants(name):
+        return
     step = Step(1, n, nl, layout, stored)
     sets = [step] + [Step(1, n, nl, layout, stored) for _ in range(L2_NBYTES // (2 * step.nbytes))]
     spares = [torch.empty_like(one.rows) for one in sets]
@@ -183,7 +188,6 @@ def prefill(report: Report, stored: str | None, layout: str, nl: int, n: int = 4
     copies: list[Call] = [
         lambda one=one, spare=spare: spare.copy_(one.rows) for one, spare in zip(sets, spares, strict=True)
     ]
-    name = f"{n} tokens x {nl} layers, {stored or 'bf16'}, {layout}"
     report.add(
         f"append {name}", 2 * step.nbytes, 0.85 if stored is None else 0.6,
         [one.move("launch_append", every) for one in sets], copies, step.cache, step.appended,
@@ -204,12 +208,15 @@ def prefill(report: Report, stored: str | None, layout: str, nl: int, n: int = 4
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="fewer samples")
+    parser.add_argument(
+        "--only", default="", help="only cases whose name holds this text or, with commas, one of several"
+    )
     parser.add_argument("--json", help="also write the results to this file")
     arguments = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
     torch.manual_seed(0)
     torch.cuda.set_stream(torch.cuda.Stream())
-    report = Report("", 7 if arguments.short else 21)
+    report = Report(arguments.only, 7 if arguments.short else 21)
     for stored in (None, "int8", "fp8"):
         for layout in ("NHD", "HND"):
             decode(report, stored, layout)

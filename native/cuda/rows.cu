@@ -228,7 +228,9 @@ class Rows {
     return with_dtype([&](auto dtype) -> Kernel {
       constexpr int kDtype = decltype(dtype)::value;
       if (variant.width == 4) {
-        if (variant.steps <= 2) return {symbol(quantize_rows<kDtype, 4, 2, 4, P>), 4};
+        // As many as registers hold.
+        constexpr int kShortRows = kDtype == KVBM_KERNELS_DTYPE_F32 ? 2 : 4;
+        if (variant.steps <= 2) return {symbol(quantize_rows<kDtype, 4, 2, kShortRows, P>), kShortRows};
         if (variant.steps <= 4) return {symbol(quantize_rows<kDtype, 4, 4, 2, P>), 2};
         if (variant.steps <= 5) return {symbol(quantize_rows<kDtype, 4, 5, 1, P>), 1};
         return {symbol(quantize_rows<kDtype, 4, 0, 1, P>), 1};
