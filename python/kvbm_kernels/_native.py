@@ -25,7 +25,7 @@ from kvbm_kernels.errors import (
 LIBRARY_VARIABLE = "KVBM_KERNELS_LIBRARY"
 
 _CPLUSPLUS_BLOCK = re.compile(r"^#ifdef __cplusplus\n.*?^#endif\n", re.MULTILINE | re.DOTALL)
-_DIRECTIVE = re.compile(r"^[ \t]*#(?!define KVBM_KERNELS_\w+ \d+[ \t]*$).*$", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^[ \t]*#(?!define KVBM_KERNELS_\w+ \d+[ \t]*(?:/\*.*\*/[ \t]*)?$).*$", re.MULTILINE)
 _API_MACRO = re.compile(r"\bKVBM_KERNELS_API\b")
 
 
