@@ -16,6 +16,8 @@ import numpy as np
 
 from kvbm_kernels.geometry import Addresses, Geometry, PerIndex
 
+_FEW = 16
+
 
 def repeated_block(rows: Geometry) -> tuple[int, int, int] | None:
     """A block that is there twice, if one is: its id, and the first two places it has."""
@@ -209,8 +211,9 @@ def _bounds(rows: Geometry) -> tuple[int, int]:
     """The lowest address of a row and the address after the highest, or a little wider."""
     if rows.bounds is None:
         low, high = _reach(rows.extents, rows.strides, rows.row_nbytes)
-        bases = rows.bases
-        first, last = (bases[0], bases[0]) if len(bases) == 1 else (bases.min(), bases.max())
+        # Of a few, Python finds them sooner than NumPy.
+        few = rows.bases.tolist() if len(rows.bases) <= _FEW else [rows.bases.min(), rows.bases.max()]
+        first, last = min(few), max(few)
         rows.bounds = int(first) + rows.offset + low, int(last) + rows.offset + high
     return rows.bounds
 
