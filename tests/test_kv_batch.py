@@ -139,10 +139,10 @@ def test_wrong_batches(rng):
     ):
         with pytest.raises(error, match=message):
             kk.KvBatch(caches)
-    with pytest.raises(kk.KvbmValueError, match="k has rows for 3 caches, expected 4"):
+    with pytest.raises(kk.KvbmValueError, match="k has rows for 3 tokens, expected a multiple of 4 slots"):
         steps.append(*pair(rng, 3))
     first.release()
-    with pytest.raises(kk.KvbmValueError, match="the cache was released"):
+    with pytest.raises(kk.KvbmValueError, match="the cache in slot 0 was released"):
         steps.append(*pair(rng, 4))
 
 

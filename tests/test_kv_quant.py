@@ -267,12 +267,24 @@ def test_odd_head_dimensions(rng, hd, scale_dtype):
 
 
 def test_any_strides_are_read(rng):
-    """Input need not be contiguous, not even a row of it: it is read element by element."""
+    """Input need not be contiguous, as long as rows are; those are refused by name."""
     x = rows(rng, 10, hd=2 * HD)
-    odd = x[::-1, ::-2, ::-1, ::-2]
+    odd = x[::-1, ::-2, ::-1, 3 : HD + 3]
     cache = kk.KvCache.paged(new_pool(kv_dtype=kk.KvInt8))
-    cache.append(odd, odd)
-    same(cache.gather()[0], expected(odd.copy(), kk.KvInt8, "fp32")[2])
+    cache.append(odd, odd.swapaxes(1, 2).copy().swapaxes(1, 2))
+    for found in cache.gather():
+        same(found, expected(odd.copy(), kk.KvInt8, "fp32")[2])
+    with pytest.raises(kk.KvbmValueError, match="k has the elements of a row 8 bytes apart, expected 4"):
+        cache.append(x[..., ::2], x[..., ::2])
+
+
+def test_keys_and_values_of_different_types(rng):
+    """K may come as float32 and V as float16."""
+    k, v = rows(rng, 5), rows(rng, 5, np.float16)
+    for cache in caches(kk.KvInt8, None):
+        cache.append(k, v)
+        for given, found in zip((k, v), cache.gather(), strict=True):
+            same(found, expected(given, kk.KvInt8, "fp32")[2])
 
 
 def test_tensors(rng, torch):

@@ -107,9 +107,9 @@ class Cuda:
 def nothing_held(monkeypatch):
     monkeypatch.setattr(lifetime, "_held", {})
     monkeypatch.setattr(Event, "made", [])
-    lifetime._torch_stream.cache_clear()
+    lifetime.torch_stream.cache_clear()
     yield
-    lifetime._torch_stream.cache_clear()
+    lifetime.torch_stream.cache_clear()
 
 
 @pytest.fixture

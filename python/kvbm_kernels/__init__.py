@@ -14,6 +14,7 @@ from kvbm_kernels.convert import (
     universal_from_block,
 )
 from kvbm_kernels.copy import copy_blocks
+from kvbm_kernels.csr import Csr
 from kvbm_kernels.dtypes import DType
 from kvbm_kernels.errors import (
     CudaError,
@@ -32,7 +33,7 @@ from kvbm_kernels.kv_cache import CapacityError, KvCache
 from kvbm_kernels.kv_dtypes import KvBf16, KvDtype, KvFp8, KvFp16, KvFp32, KvInt8
 from kvbm_kernels.kv_layer import LayerCache
 from kvbm_kernels.layouts import BlockShape, Layout
-from kvbm_kernels.paged_cache import Csr, PagedKvCache
+from kvbm_kernels.paged_cache import PagedKvCache
 from kvbm_kernels.prefix_cache import block_hashes
 from kvbm_kernels.views import View
 

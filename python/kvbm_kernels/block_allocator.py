@@ -194,6 +194,11 @@ class BlockAllocator:
         known = self._known(block)
         return self._references[known] == 1 and known not in self._hash_of_block
 
+    def are_writable(self, blocks: Sequence[int]) -> bool:
+        """Whether :meth:`is_writable` is true of all these, which are blocks: this does not look whether they are."""
+        references, hashes = self._references, self._hash_of_block
+        return all(references[block] == 1 and block not in hashes for block in blocks)
+
     def register(self, block: SupportsIndex, digest: bytes) -> bool:
         """Make a block in use findable under the hash of what it holds.
 

@@ -11,7 +11,9 @@ from kvbm_kernels.errors import KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.kv_arrays import ArrayMaker, as_arrays
 from kvbm_kernels.kv_dtypes import KvDtypeLike, KvFp16
 from kvbm_kernels.kv_rows import Rows, RowSpec
+from kvbm_kernels.kv_tables import Updates
 from kvbm_kernels.layouts import BlockShape, Layout, as_count, as_layout
+from kvbm_kernels.streams import StreamLike
 from kvbm_kernels.views import BlockIds
 
 Part: TypeAlias = Literal["kv", "k", "v"]
@@ -29,13 +31,14 @@ class BlockPool(Uncopied):
     stands for, or "fp16". Rows of ``k`` and ``v`` then lie further apart than they are long, :meth:`blocks` gives rows
     with their scales, and ``block_shape.hd`` is what such a row has of bytes.
 
-    ``arrays`` is "numpy", "torch" for tensors on ``device``, or an object that makes arrays as
-    :class:`kvbm_kernels.kv_arrays.ArrayMaker` describes.
+    ``arrays`` is "numpy", "torch" for tensors on ``device``, "cupy" for arrays on the CUDA device with that number, or
+    an object that makes arrays as :class:`kvbm_kernels.kv_arrays.ArrayMaker` describes. ``stream`` is where they are
+    made, as for the calls of :class:`KvCache`.
 
     Raises KvbmTypeError and KvbmValueError.
     """
 
-    __slots__ = ("allocator", "block_size", "layout", "num_blocks", "rows", "spec")
+    __slots__ = ("allocator", "block_size", "layout", "num_blocks", "rows", "spec", "updates")
 
     def __init__(
         self,
@@ -51,13 +54,17 @@ class BlockPool(Uncopied):
         layout: Layout | str = "HND",
         arrays: ArrayMaker | str = "numpy",
         device: object = None,
+        stream: StreamLike | None = None,
     ) -> None:
         self.spec = RowSpec.checked(num_layers, num_kv_heads, head_dim, v_head_dim, kv_dtype, scale_dtype)
         self.block_size = as_count(block_size, "block_size", 1)
         self.layout = as_layout(layout)
         maker = as_arrays(arrays, device)
         self.num_blocks = as_count(num_blocks, "num_blocks", 1)
-        self.rows = Rows(maker, self.spec, self.layout, self.num_blocks, self.block_size, spare=1)
+        with maker.on(stream):
+            self.rows = Rows(maker, self.spec, self.layout, self.num_blocks, self.block_size, spare=1)
+        self.rows.check_stream(stream)
+        self.updates = Updates()
         self.allocator = BlockAllocator(self.num_blocks)
 
     @property

@@ -7,7 +7,9 @@ from typing import Any, SupportsIndex
 from kvbm_kernels.kv_arrays import ArrayMaker
 from kvbm_kernels.kv_cache import CapacityError, KvCache
 from kvbm_kernels.kv_rows import Rows, RowSpec
+from kvbm_kernels.kv_tables import Updates
 from kvbm_kernels.layouts import Layout
+from kvbm_kernels.streams import StreamLike
 
 
 class ContiguousKvCache(KvCache):
@@ -19,10 +21,17 @@ class ContiguousKvCache(KvCache):
 
     __slots__ = ("_storage", "max_capacity")
 
-    def __init__(self, spec: RowSpec, arrays: ArrayMaker, capacity: int, max_capacity: int) -> None:
-        super().__init__(spec, arrays)
+    def __init__(
+        self, spec: RowSpec, arrays: ArrayMaker, capacity: int, max_capacity: int, stream: StreamLike | None
+    ) -> None:
+        with arrays.on(stream):
+            self._storage = Rows(arrays, spec, Layout.HND, 1, capacity)
+        self._storage.check_stream(stream)
+        super().__init__(spec, arrays, Updates(), 1, 1, stream)
+        # For kernels that append, all of it is block 0.
+        self._tables.put_blocks([0], 0)
+        self._updates.publish(stream)
         self.max_capacity = max_capacity
-        self._storage = Rows(arrays, spec, Layout.HND, 1, capacity)
 
     @property
     def k(self) -> Any:
@@ -83,8 +92,8 @@ class ContiguousKvCache(KvCache):
     def _rows(self) -> Rows:
         return self._storage
 
-    def _places(self) -> list[int]:
-        return [0]
+    def _slots(self, start: int, stop: int) -> list[tuple[int, int]]:
+        return [(0, token) for token in range(start, stop)]
 
     def _room(self) -> int:
         return self.capacity
@@ -92,7 +101,7 @@ class ContiguousKvCache(KvCache):
     def _check_writable(self, start: int, stop: int) -> None:
         pass
 
-    def _make_room(self, start: int, stop: int) -> Rows | None:
+    def _make_room(self, start: int, stop: int, stream: StreamLike | None) -> Rows | None:
         if stop > self.max_capacity:
             raise CapacityError(stop, self.max_capacity)
         if stop <= self.capacity:
@@ -101,8 +110,9 @@ class ContiguousKvCache(KvCache):
         while doubled < stop:
             doubled *= 2
         old = self._storage
-        grown = Rows(old.arrays, self._spec, Layout.HND, 1, min(doubled, self.max_capacity))
-        grown.copy_beginning(old, max(self._lens))
+        with old.arrays.on(stream):
+            grown = Rows(old.arrays, self._spec, Layout.HND, 1, min(doubled, self.max_capacity))
+        grown.copy_beginning(old, self._lens.longest, stream)
         self._storage = grown
         return old
 

@@ -15,7 +15,10 @@ from kvbm_kernels.kv_arrays import ArrayMaker, as_arrays
 from kvbm_kernels.kv_dtypes import KvDtypeLike, KvFp16
 from kvbm_kernels.kv_layer import LayerCache
 from kvbm_kernels.kv_rows import Rows, RowSpec
+from kvbm_kernels.kv_tables import SequenceTables, Table, TableRows, Updates
+from kvbm_kernels.layer_lengths import LayerLengths
 from kvbm_kernels.layouts import Layout, as_count, as_layout
+from kvbm_kernels.streams import StreamLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,18 +51,31 @@ class KvCache(Uncopied, abc.ABC):
 
     A call that raises has changed nothing. A cache is for one thread at a time. After :meth:`release`, or at the end of
     a ``with`` block, it holds nothing and takes nothing more.
+
+    In CUDA memory, calls put their work on ``stream`` and return: a handle, a stream of PyTorch or CuPy, or an object
+    with ``__cuda_stream__``; None is the current stream of the arrays' library. In host memory it has to be None, and
+    the work is done when they return. docs/kv_cache.md says what has to be in which order.
     """
 
-    __slots__ = ("__weakref__", "_counts", "_counts_table", "_lens", "_released", "_spec")
+    __slots__ = ("__weakref__", "_layer_lens", "_lens", "_released", "_spec", "_tables", "_updates")
 
-    def __init__(self, spec: RowSpec, arrays: ArrayMaker) -> None:
+    def __init__(
+        self,
+        spec: RowSpec,
+        arrays: ArrayMaker,
+        updates: Updates,
+        max_blocks: int,
+        null_block: int,
+        stream: StreamLike | None,
+    ) -> None:
         self._spec = spec
         self._released = False
-        # Of each layer.
-        self._lens = [0] * spec.num_layers
-        # The same for kernels, and the length of the cache after them.
-        self._counts = np.zeros(spec.num_layers + 1, np.uint32)
-        self._counts_table = arrays.table(self._counts)
+        self._lens = LayerLengths(spec.num_layers)
+        self._updates = updates
+        with arrays.on(stream):
+            self._tables = TableRows(SequenceTables(1, max_blocks, null_block, arrays, updates))
+        # Those of each layer, once somebody wants them.
+        self._layer_lens: Table | None = None
 
     @staticmethod
     def contiguous(
@@ -74,6 +90,7 @@ class KvCache(Uncopied, abc.ABC):
         scale_dtype: DTypeLike | None = None,
         arrays: ArrayMaker | str = "numpy",
         device: object = None,
+        stream: StreamLike | None = None,
     ) -> ContiguousKvCache:
         """A cache in one array each for K and V, ``[num_kv_heads, capacity, head_dim]`` a layer.
 
@@ -89,10 +106,12 @@ class KvCache(Uncopied, abc.ABC):
         initial = most if initial_capacity is None else as_count(initial_capacity, "initial_capacity", 1)
         if initial > most:
             raise KvbmValueError(f"initial_capacity is {initial}, expected at most capacity = {most}")
-        return ContiguousKvCache(spec, as_arrays(arrays, device), initial, most)
+        return ContiguousKvCache(spec, as_arrays(arrays, device), initial, most, stream)
 
     @staticmethod
-    def paged(pool: BlockPool, *, max_blocks: SupportsIndex | None = None) -> PagedKvCache:
+    def paged(
+        pool: BlockPool, *, max_blocks: SupportsIndex | None = None, stream: StreamLike | None = None
+    ) -> PagedKvCache:
         """A cache in blocks taken from a pool as they are needed, at most ``max_blocks`` of them.
 
         ``max_blocks`` is the length of the block table; None is the number of blocks of the pool.
@@ -100,7 +119,7 @@ class KvCache(Uncopied, abc.ABC):
         """
         from kvbm_kernels.paged_cache import PagedKvCache
 
-        return PagedKvCache(pool, max_blocks)
+        return PagedKvCache(pool, max_blocks, stream)
 
     # The fields.
 
@@ -152,7 +171,7 @@ class KvCache(Uncopied, abc.ABC):
     @property
     def len(self) -> int:
         """Tokens in all layers."""
-        return min(self._lens)
+        return self._lens.shortest
 
     @property
     def num_layers(self) -> int:
@@ -185,86 +204,107 @@ class KvCache(Uncopied, abc.ABC):
     # What can be done with it.
 
     def append(
-        self, k: ArrayLike, v: ArrayLike, *, layer: SupportsIndex | None = None, order: Layout | str = "NHD"
+        self,
+        k: ArrayLike,
+        v: ArrayLike,
+        *,
+        layer: SupportsIndex | None = None,
+        order: Layout | str = "NHD",
+        stream: StreamLike | None = None,
     ) -> None:
         """Add tokens: ``[num_layers, n, num_kv_heads, head_dim]`` for all layers, or without the first for one.
 
         With ``layer``, or where the cache has one layer, K and V are ``[n, num_kv_heads, head_dim]``. ``order="HND"``
         takes heads before tokens. Layer by layer, the length moves once the last layer has its rows.
 
+        Quantised caches take float32, float16 and bfloat16, other caches what they store. A cache in CUDA memory takes
+        CUDA arrays and pinned host memory, one in host memory what is there.
+
         Raises KvbmTypeError and KvbmValueError for arrays that are not that, OutOfBlocks where the pool has too few,
         and CapacityError.
         """
-        self._check_usable()
+        self._check_usable(stream)
         layers = self._spec.layer_range(layer)
-        rows = self._rows().incoming(k, v, layer, as_layout(order, "order"))
-        start = self._even_len("append without a layer") if layer is None else self._lens[layers[0]]
+        rows = self._rows().given(k, v, layer, as_layout(order, "order"))
+        start = self._lens.even("append without a layer") if layer is None else self._lens[layers[0]]
         if not rows.num_tokens:
             return
         stop = start + rows.num_tokens
-        undo = self._make_room(start, stop)
+        undo = self._make_room(start, stop, stream)
         try:
-            self._rows().write(self._places(), start, rows, layers)
+            self._updates.publish(stream)
+            places = self._tables.own.from_starts(self._rows().block_size, [start], stream)
+            self._rows().append(rows, layers, places, lambda: self._slots(start, stop), stream)
         except BaseException:
             self._take_back(undo)
+            self._updates.publish(stream)
             raise
         self._room_is_taken(undo)
         self._set_lens(layers, stop)
+        self._updates.publish(stream)
 
-    def reserve(self, n: SupportsIndex) -> None:
+    def reserve(self, n: SupportsIndex, *, stream: StreamLike | None = None) -> None:
         """Make room for ``n`` more tokens, all or nothing: appending them then takes no more blocks.
 
         Raises OutOfBlocks and CapacityError.
         """
-        self._check_usable()
+        self._check_usable(stream)
         count = as_count(n, "n", 0)
-        self._room_is_taken(self._make_room(self.len, max(self.len + count, *self._lens)))
+        self._room_is_taken(self._make_room(self.len, max(self.len + count, self._lens.longest), stream))
+        self._updates.publish(stream)
 
-    def advance(self, n: SupportsIndex) -> None:
+    def advance(self, n: SupportsIndex, *, stream: StreamLike | None = None) -> None:
         """Count ``n`` more tokens in all layers, written by someone else, such as a kernel of the engine.
 
         They need room that :meth:`reserve` made. Raises KvbmValueError for more than that, and where they would lie in
         a block that others have too, or that is registered.
         """
-        self._check_usable()
-        start = self._even_len("advance")
-        stop = start + as_count(n, "n", 0)
-        if stop > self._room():
-            raise KvbmValueError(f"n is {stop - start}, expected at most {self._room() - start}: reserve comes first")
-        self._check_writable(start, stop)
-        self._set_lens((0, self.num_layers), stop)
+        self._check_usable(stream)
+        self._set_lens((0, self.num_layers), self._advanced(as_count(n, "n", 0)))
+        self._updates.publish(stream)
 
-    def truncate(self, n: SupportsIndex) -> None:
+    def truncate(self, n: SupportsIndex, *, stream: StreamLike | None = None) -> None:
         """Keep the first ``n`` tokens, at most ``len(cache)``, and give the blocks behind them back.
 
         What was reserved goes too, and so do rows of layers that are ahead. Raises KvbmValueError.
         """
-        self._check_usable()
+        self._check_usable(stream)
         count = as_count(n, "n", 0)
         if count > self.len:
             raise KvbmValueError(f"n is {count}, expected at most the length, {self.len}")
         self._give_back(count)
         self._set_lens((0, self.num_layers), count)
+        self._updates.publish(stream)
 
-    def release(self) -> None:
+    def release(self, *, stream: StreamLike | None = None) -> None:
         """Give everything back. The cache then has no tokens and takes none; to release it again does nothing."""
         if not self._released:
+            self._rows().check_stream(stream)
             self._give_back(0)
             self._set_lens((0, self.num_layers), 0)
             self._released = True
+            self._updates.publish(stream)
 
     def gather(
-        self, layer: SupportsIndex | None = None, *, order: Layout | str = "NHD", dtype: DTypeLike | None = None
+        self,
+        layer: SupportsIndex | None = None,
+        *,
+        order: Layout | str = "NHD",
+        dtype: DTypeLike | None = None,
+        stream: StreamLike | None = None,
     ) -> tuple[Any, Any]:
         """Copies of K and V, ``[len, num_kv_heads, head_dim]``, with the layers in front if it is all of several.
 
         ``order="HND"`` gives heads before tokens. For a layer that is ahead of the others, all its tokens. ``dtype`` is
-        for quantised caches, "fp32", "fp16" or "bf16": what to give numbers as, None for fp32.
+        for quantised caches, "fp32", "fp16" or "bf16": what to give numbers as, None for fp32. The arrays are of the
+        cache's own library and, in CUDA memory, made on the stream.
         """
+        self._rows().check_stream(stream)
         layers = self._spec.layer_range(layer)
         n = self.len if layer is None else self._lens[layers[0]]
-        found = self._spec.given_dtype(dtype)
-        return self._rows().read(self._places(), n, layer, as_layout(order, "order"), found)
+        found, axes = self._spec.given_dtype(dtype), as_layout(order, "order")
+        places = self._tables.own.from_beginnings(self._rows().block_size)
+        return self._rows().read(n, layer, axes, found, places, stream)
 
     @abc.abstractmethod
     def view(self, layer: SupportsIndex | None = None) -> tuple[Any, Any]:
@@ -296,8 +336,8 @@ class KvCache(Uncopied, abc.ABC):
     def _rows(self) -> Rows: ...
 
     @abc.abstractmethod
-    def _places(self) -> list[int]:
-        """The blocks of the rows in which the sequence lies."""
+    def _slots(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Where these tokens lie: pairs of a block of the rows and a token in it."""
 
     @abc.abstractmethod
     def _room(self) -> int:
@@ -308,7 +348,7 @@ class KvCache(Uncopied, abc.ABC):
         """Raise KvbmValueError if writing these tokens, which there is room for, would change what others see."""
 
     @abc.abstractmethod
-    def _make_room(self, start: int, stop: int) -> Any:
+    def _make_room(self, start: int, stop: int, stream: StreamLike | None) -> Any:
         """Make the tokens from ``start`` up to ``stop`` writable; gives what _take_back() needs to undo it."""
 
     @abc.abstractmethod
@@ -323,23 +363,29 @@ class KvCache(Uncopied, abc.ABC):
         """Let go of what the first ``n`` tokens do not need."""
 
     def _set_lens(self, layers: tuple[int, int], n: int) -> None:
-        first, stop = layers
-        for i in range(first, stop):
-            self._lens[i] = n
-        self._counts[first:stop] = n
-        self._counts[-1] = min(self._lens)
-        self._rows().arrays.publish(self._counts_table, self._counts)
+        """All layers have n tokens, or one has that is to have more than before."""
+        before = self._lens.shortest
+        self._lens.set(layers, n)
+        if self._lens.shortest != before:
+            self._tables.put_len(self._lens.shortest)
+        if self._layer_lens is not None:
+            self._layer_lens.put_all(0, self._lens.to_list())
 
-    def _even_len(self, what: str) -> int:
-        """The length, if all layers have it."""
-        longest = max(self._lens)
-        if longest != min(self._lens):
-            behind, ahead = self._lens.index(min(self._lens)), self._lens.index(longest)
-            raise KvbmValueError(
-                f"{what}: layer {behind} has {self._lens[behind]} tokens and layer {ahead} {longest}, "
-                "expected as many in all: append to the layers that are behind, or truncate"
-            )
-        return longest
+    def _lens_for_kernels(self, layer: int) -> Any:
+        """The length of one layer, u32 ``[1]``."""
+        if self._layer_lens is None:
+            lens = np.array(self._lens.to_list(), np.uint32)
+            self._layer_lens = Table(lens, self._rows().arrays, self._updates)
+        return self._layer_lens.array[layer : layer + 1]
+
+    def _advanced(self, n: int) -> int:
+        """The length with n more tokens, which are there to be counted. Raises KvbmValueError."""
+        start = self._lens.even("advance")
+        stop = start + n
+        if stop > self._room():
+            raise KvbmValueError(f"n is {n}, expected at most {self._room() - start}: reserve comes first")
+        self._check_writable(start, stop)
+        return stop
 
     def _check_not_quantised(self) -> None:
         if self._spec.scale is not None:
@@ -348,6 +394,7 @@ class KvCache(Uncopied, abc.ABC):
                 "use gather, or k and k_scales"
             )
 
-    def _check_usable(self) -> None:
+    def _check_usable(self, stream: StreamLike | None) -> None:
+        self._rows().check_stream(stream)
         if self._released:
             raise KvbmValueError("the cache was released, expected one in use")

@@ -9,6 +9,7 @@ from kvbm_kernels.dtypes import DTypeLike
 from kvbm_kernels.errors import Uncopied
 from kvbm_kernels.kv_dtypes import KvDtypeLike
 from kvbm_kernels.layouts import Layout
+from kvbm_kernels.streams import StreamLike
 
 if TYPE_CHECKING:
     from kvbm_kernels.kv_cache import KvCache
@@ -53,8 +54,7 @@ class LayerCache(Uncopied, Generic[CacheT]):
     @property
     def context_lens(self) -> Any:
         """The length of this layer, u32 ``[1]``; None for a contiguous cache."""
-        whole = self.cache.context_lens
-        return None if whole is None else self.cache._counts_table[self._layer : self._layer + 1]
+        return None if self.cache.context_lens is None else self.cache._lens_for_kernels(self._layer)
 
     @property
     def capacity(self) -> int:
@@ -91,13 +91,17 @@ class LayerCache(Uncopied, Generic[CacheT]):
     def __len__(self) -> int:
         return self.len
 
-    def append(self, k: ArrayLike, v: ArrayLike, *, order: Layout | str = "NHD") -> None:
+    def append(
+        self, k: ArrayLike, v: ArrayLike, *, order: Layout | str = "NHD", stream: StreamLike | None = None
+    ) -> None:
         """Add tokens to this layer: ``cache.append(k, v, layer=i)``."""
-        self.cache.append(k, v, layer=self._layer, order=order)
+        self.cache.append(k, v, layer=self._layer, order=order, stream=stream)
 
-    def gather(self, *, order: Layout | str = "NHD", dtype: DTypeLike | None = None) -> tuple[Any, Any]:
+    def gather(
+        self, *, order: Layout | str = "NHD", dtype: DTypeLike | None = None, stream: StreamLike | None = None
+    ) -> tuple[Any, Any]:
         """Copies of K and V of this layer: ``cache.gather(i)``."""
-        return self.cache.gather(self._layer, order=order, dtype=dtype)
+        return self.cache.gather(self._layer, order=order, dtype=dtype, stream=stream)
 
     def view(self) -> tuple[Any, Any]:
         """K and V of this layer, not copied: ``cache.view(i)``."""

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from kvbm_kernels.arrays import Expected, Group, Memory, describe, gather
+from kvbm_kernels._native import check, ffi, lib
+from kvbm_kernels.arrays import Expected, Group, describe, gather
 from kvbm_kernels.blocks import BlockStack
 from kvbm_kernels.copy import copy_views
 from kvbm_kernels.dtypes import DType, DTypeLike, as_dtype
-from kvbm_kernels.errors import KvbmError, KvbmIndexError, KvbmMemoryError, KvbmTypeError, KvbmValueError, Uncopied
+from kvbm_kernels.errors import (
+    KvbmError,
+    KvbmIndexError,
+    KvbmMemoryError,
+    KvbmTypeError,
+    KvbmValueError,
+    StubBuildError,
+    Uncopied,
+)
 from kvbm_kernels.geometry import Geometry, PerIndex
 from kvbm_kernels.kv_arrays import ArrayMaker
 from kvbm_kernels.kv_dtypes import KvDtypeLike, as_kv_dtype
-from kvbm_kernels.kv_quant import FLOATS, decode, encode, float_type, numbers_of, put_numbers, row_size, scale_offset
+from kvbm_kernels.kv_quant import FLOATS, c_quantization, float_type, row_size, scale_offset
+from kvbm_kernels.kv_tables import TokenMap, joined
 from kvbm_kernels.layouts import BlockShape, Layout, as_count, as_integer
 from kvbm_kernels.overlap import share_bytes
+from kvbm_kernels.streams import StreamLike, as_handle, launch
 
 
 class RowSpec(NamedTuple):
@@ -89,7 +100,7 @@ class RowSpec(NamedTuple):
         """The layers that an argument ``layer`` stands for, None for all. Raises KvbmIndexError."""
         if layer is None:
             return 0, self.num_layers
-        number = as_integer(layer)
+        number = layer if type(layer) is int else as_integer(layer)
         if number is None:
             raise KvbmTypeError(f"layer is {layer!r}, expected an integer or None")
         if not 0 <= number < self.num_layers:
@@ -97,8 +108,8 @@ class RowSpec(NamedTuple):
         return number, number + 1
 
 
-class Incoming(NamedTuple):
-    """Rows to be written: views of K and V together, or one of each where that cannot be."""
+class TokenRows(NamedTuple):
+    """K and V of tokens, given or wanted: a view of both together, or one of each where that cannot be."""
 
     num_tokens: int
     views: tuple[BlockStack, ...]
@@ -152,121 +163,142 @@ class Rows(Uncopied):
         if hd == v_hd:
             shape = _shape(nl, 2, nh, block_size, hd, dtype)
             self.kv_view = BlockStack.from_layers([self.k, self.v], shape, axes, name="kv")
+        self._memory = joined([self.k_view.memory, self.v_view.memory])
+        self.is_host = self._memory.is_host
+        if not self.is_host and lib.kvbm_kernels_is_stub_build():
+            raise StubBuildError("arrays are in CUDA memory, and this build of kvbm_kernels has no CUDA")
 
-    def incoming(self, k: Any, v: Any, layer: SupportsIndex | None, order: Layout) -> Incoming:
-        """K and V of new tokens, of one layer or of all, checked and as they are to be stored.
+    def check_stream(self, stream: StreamLike | None) -> None:
+        """Raise KvbmValueError or KvbmTypeError for what no call on this memory can be put on."""
+        if stream is not None:
+            as_handle(stream)
+            if self.is_host:
+                raise KvbmValueError(f"stream is {stream!r}, expected None: the cache is in host memory")
 
-        Raises KvbmTypeError and KvbmValueError.
-        """
-        self.spec.layer_range(layer)
-        if self.spec.scale is not None:
-            k = self._encoded(k, self.spec.head_dim, layer, order, "k", "head_dim")
-            v = self._encoded(v, self.spec.v_head_dim, layer, order, "v", "v_head_dim")
-        return self._stored_form(k, v, layer, order)
+    def given(self, k: Any, v: Any, layer: SupportsIndex | None, order: Layout) -> TokenRows:
+        """K and V of new tokens, of one layer or of all, checked. Raises KvbmTypeError and KvbmValueError."""
+        return self._rows_of(k, v, layer, order, self._dtype_of(k, "k"), self._dtype_of(v, "v"))
 
-    def _encoded(self, array: Any, dim: int, layer: SupportsIndex | None, order: Layout, name: str, symbol: str) -> Any:
+    def _dtype_of(self, array: Any, name: str) -> DType:
+        """The type that rows are given in: as they are stored or, to be quantised, as what they are."""
+        if self.spec.scale is None:
+            return self.spec.kv_dtype.DTYPE
         try:
-            dtype = float_type(describe(array).form)
+            return float_type(describe(array).form)
         except KvbmError as error:
             raise type(error)(f"{name} {error}") from None
-        group = gather([array], self._expected(layer, order, dim, symbol, dtype), lambda _: name)
-        numbers = numbers_of(array).reshape(group.form.shape)
-        return encode(numbers, self.spec.kv_dtype.DTYPE, self._scale)
 
-    def _stored_form(self, k: Any, v: Any, layer: SupportsIndex | None, order: Layout) -> Incoming:
-        """Views of arrays that hold rows as they are stored."""
-        nl, nh, dtype = self.spec.num_layers, self.spec.num_kv_heads, self.spec.kv_dtype.DTYPE
-        hd, v_hd = self.spec.widths
-        k_rows = gather([k], self._expected(layer, order, hd, "head_dim", dtype), lambda _: "k")
-        v_rows = gather([v], self._expected(layer, order, v_hd, "v_head_dim", dtype), lambda _: "v")
+    def _rows_of(
+        self, k: Any, v: Any, layer: SupportsIndex | None, order: Layout, dtype: DType, v_dtype: DType
+    ) -> TokenRows:
+        nl, nh, hd, v_hd = self.spec[:4]
         one = layer is not None or nl == 1
         axes = ("" if one else "l") + ("thd" if order is Layout.NHD else "htd")
+        outer = None if one else nl
+        k_rows = gather([k], _expected_rows(outer, order, nh, hd, "head_dim", dtype), lambda _: "k")
+        v_rows = gather([v], _expected_rows(outer, order, nh, v_hd, "v_head_dim", v_dtype), lambda _: "v")
         n, v_n = (group.form.shape[axes.index("t")] for group in (k_rows, v_rows))
         if n != v_n:
             raise KvbmValueError(f"v has {v_n} tokens, expected {n} as k")
         if not n:
-            return Incoming(0, (), ())
+            return TokenRows(0, (), ())
         nl = 1 if one else nl
         if k_rows.form == v_rows.form:
-            memory = _memory_of_both(k_rows.memory, v_rows.memory)
-            joint = Group(k_rows.addresses + v_rows.addresses, k_rows.form, memory)
-            return Incoming(n, (_view(joint, axes, _shape(nl, 2, nh, n, hd, dtype), order, "k"),), ("k and v",))
+            both = Group(k_rows.addresses + v_rows.addresses, k_rows.form, joined([k_rows.memory, v_rows.memory]))
+            return TokenRows(n, (_view(both, axes, _shape(nl, 2, nh, n, hd, dtype), order, "k"),), ("k and v",))
         views = (
             _view(k_rows, axes, _shape(nl, 1, nh, n, hd, dtype), order, "k"),
-            _view(v_rows, axes, _shape(nl, 1, nh, n, v_hd, dtype), order, "v"),
+            _view(v_rows, axes, _shape(nl, 1, nh, n, v_hd, v_dtype), order, "v"),
         )
-        return Incoming(n, views, ("k", "v"))
+        return TokenRows(n, views, ("k", "v"))
 
-    def _expected(self, layer: SupportsIndex | None, order: Layout, dim: int, symbol: str, dtype: DType) -> Expected:
-        one = layer is not None or self.spec.num_layers == 1
-        return _expected_rows(None if one else self.spec.num_layers, order, self.spec.num_kv_heads, dim, symbol, dtype)
+    def append(
+        self,
+        rows: TokenRows,
+        layers: tuple[int, int],
+        places: TokenMap,
+        written: Callable[[], Sequence[tuple[int, int]]] | None,
+        stream: StreamLike | None,
+    ) -> None:
+        """Put rows where a map says that their tokens lie.
 
-    def write(self, blocks: Sequence[int], start: int, rows: Incoming, layers: tuple[int, int]) -> None:
-        """Put rows at the tokens from ``start`` on of a sequence that lies in these blocks."""
-        stored = self._stored(rows, layers)
-        parts = _parts(start, rows.num_tokens, self.block_size)
-        self._write([([_within(place, blocks, part) for place in stored], part) for part in parts], rows)
-
-    def write_slots(self, slots: Sequence[tuple[int, int]], rows: Incoming, layers: tuple[int, int]) -> None:
-        """Put one row each at these pairs of a block and a token in it, no two of them the same."""
-        places = [_at_slots(place, slots) for place in self._stored(rows, layers)]
-        self._write([(places, _Part(0, len(slots), 0, 1, 0))], rows)
-
-    def _write(self, copies: list[tuple[list[BlockStack], _Part]], rows: Incoming) -> None:
-        if len(copies) > 1 or len(rows.views) > 1:
-            # No copy may change what a later one reads.
-            for places, _ in copies:
-                for place in places:
-                    for view, name in zip(rows.views, rows.names, strict=True):
-                        if share_bytes(place.geometry, view.geometry):
-                            raise KvbmValueError(
-                                f"the cache and {name} overlap: some of the rows to write are also read"
-                            )
-        for places, part in copies:
-            for place, view, name in zip(places, rows.views, rows.names, strict=True):
-                copy_views(place, _cut(view, part), None, "the cache", name)
+        ``written`` gives the pairs of a block and a token in it that the map comes to; None if only kernels will know.
+        Raises KvbmValueError for rows that lie where some are written, or in memory that cannot be read from there.
+        """
+        if not rows.num_tokens:
+            return
+        # Apart, for the rows may well lie between K and V.
+        for place in self._stored(2, layers):
+            for view, name in zip(rows.views, rows.names, strict=True):
+                if share_bytes(place.geometry, view.geometry) and (
+                    written is None or share_bytes(_at_slots(place.geometry, written()), view.geometry)
+                ):
+                    raise KvbmValueError(f"the cache and {name} overlap: some of the rows to write are also read")
+        for view, name in zip(rows.views, rows.names, strict=True):
+            if self.is_host and not view.memory.is_host:
+                raise KvbmValueError(f"{name} is on {view.device}, expected host memory, as the cache")
+        for place, view, name in zip(self._stored(len(rows.views), layers), rows.views, rows.names, strict=True):
+            self._move("append", place, view, view, name, places, stream)
 
     def read(
-        self, blocks: Sequence[int], n: int, layer: SupportsIndex | None, order: Layout, dtype: DType
+        self,
+        n: int,
+        layer: SupportsIndex | None,
+        order: Layout,
+        dtype: DType,
+        places: TokenMap,
+        stream: StreamLike | None,
     ) -> tuple[Any, Any]:
-        """New arrays with the first ``n`` tokens of a sequence that lies in these blocks, of one layer or of all."""
-        spec = self.spec
-        outer = () if layer is not None or spec.num_layers == 1 else (spec.num_layers,)
-        shape = (*outer, n, spec.num_kv_heads) if order is Layout.NHD else (*outer, spec.num_kv_heads, n)
-        k = self.arrays.empty((*shape, spec.head_dim), dtype)
-        v = self.arrays.empty((*shape, spec.v_head_dim), dtype)
-        if n and spec.scale is None:
-            self._read(blocks, k, v, layer, order)
-        elif n:
-            k_rows, v_rows = (np.empty((*shape, width), np.uint8) for width in spec.widths)
-            self._read(blocks, k_rows, v_rows, layer, order)
-            for array, rows, dim in ((k, k_rows, spec.head_dim), (v, v_rows, spec.v_head_dim)):
-                put_numbers(array, decode(rows, dim, spec.kv_dtype.DTYPE, self._scale))
+        """New arrays with ``n`` tokens from where a map says that they lie, of one layer or of all."""
+        nl, nh, hd, v_hd = self.spec[:4]
+        outer = () if layer is not None or nl == 1 else (nl,)
+        shape = (*outer, n, nh) if order is Layout.NHD else (*outer, nh, n)
+        with self.arrays.on(stream):
+            k = self.arrays.empty((*shape, hd), dtype)
+            v = self.arrays.empty((*shape, v_hd), dtype)
+        if n:
+            rows = self._rows_of(k, v, layer, order, dtype, dtype)
+            stored = self._stored(len(rows.views), self.spec.layer_range(layer))
+            for place, view, name in zip(stored, rows.views, rows.names, strict=True):
+                self._move("gather", view, place, view, name, places, stream)
         return k, v
 
-    def _read(self, blocks: Sequence[int], k: Any, v: Any, layer: SupportsIndex | None, order: Layout) -> None:
-        """Fill arrays of rows as they are stored."""
-        rows = self._stored_form(k, v, layer, order)
-        stored = self._stored(rows, self.spec.layer_range(layer))
-        for part in _parts(0, rows.num_tokens, self.block_size):
-            for place, view, name in zip(stored, rows.views, rows.names, strict=True):
-                copy_views(_cut(view, part), _within(place, blocks, part), None, name, "the cache")
+    def _move(
+        self,
+        what: str,
+        dst: BlockStack,
+        src: BlockStack,
+        rows: BlockStack,
+        name: str,
+        places: TokenMap,
+        stream: StreamLike | None,
+    ) -> None:
+        """Call a function of the C API that moves these rows into the cache or out of it."""
+        to, of, shape = dst.geometry, src.geometry, rows.geometry.c_shape()
+        quantization = ffi.NULL
+        if self.spec.scale is not None:
+            quantization = c_quantization(self.spec.kv_dtype.DTYPE, rows.shape.dtype, self.spec.scale)
+        if self.is_host:
+            move = getattr(lib, f"kvbm_kernels_host_{what}")
+            check(move(to.c_view(), of.c_view(), shape, places.c_map, quantization, 0))
+            return
+        move = getattr(lib, f"kvbm_kernels_launch_{what}")
+        launch(
+            lambda handle: move(to.c_view(), of.c_view(), shape, places.c_map, quantization, handle),
+            stream,
+            {"the cache": self._memory, name: rows.memory, "the tables": places.memory},
+        )
 
-    def copy_blocks(self, dsts: list[int], srcs: list[int]) -> None:
+    def copy_blocks(self, dsts: list[int], srcs: list[int], stream: StreamLike | None) -> None:
         """Copy blocks to other blocks."""
         for view in self._whole():
-            copy_views(view[dsts], view[srcs], None, "the new blocks", "the old blocks")
+            copy_views(view[dsts], view[srcs], stream, "the new blocks", "the old blocks")
 
-    def copy_beginning(self, other: Rows, n: int) -> None:
+    def copy_beginning(self, other: Rows, n: int, stream: StreamLike | None) -> None:
         """Copy the first ``n`` tokens of each block from rows that differ only in how long their blocks are."""
         if n:
             for mine, its in ((self.k_view, other.k_view), (self.v_view, other.v_view)):
-                copy_views(mine.tokens(0, n), its.tokens(0, n), None, "the new array", "the old array")
-
-    @property
-    def _scale(self) -> DType:
-        assert self.spec.scale is not None
-        return self.spec.scale
+                copy_views(mine.tokens(0, n), its.tokens(0, n), stream, "the new array", "the old array")
 
     def scales(self, rows: Any, dim: int) -> Any:
         """The scales of rows of this many elements, ``rows.shape[:-1]``, in place; None if there are none."""
@@ -278,73 +310,20 @@ class Rows(Uncopied):
     def _whole(self) -> tuple[BlockStack, ...]:
         return (self.k_view, self.v_view) if self.kv_view is None else (self.kv_view,)
 
-    def _stored(self, rows: Incoming, layers: tuple[int, int]) -> tuple[BlockStack, ...]:
-        stored = self._whole() if len(rows.views) == 1 else (self.k_view, self.v_view)
+    def _stored(self, num_views: int, layers: tuple[int, int]) -> tuple[BlockStack, ...]:
+        """K and V of these layers as one view or two."""
+        stored = self._whole() if num_views == 1 else (self.k_view, self.v_view)
         if layers == (0, self.spec.num_layers):
             return stored
-        key = len(stored), layers[0]
+        key = num_views, layers[0]
         found = self._of_layer.get(key)
         if found is None:
             found = self._of_layer[key] = tuple([view.layers(*layers) for view in stored])
         return found
 
 
-class _Part(NamedTuple):
-    """Neighbouring tokens of a sequence that take up the same tokens of each of some blocks."""
-
-    block: int
-    """Where in the sequence's list of blocks they begin."""
-    num_blocks: int
-    token: int
-    """The first token in each block."""
-    num_tokens: int
-    """How many of each block."""
-    row: int
-    """Where among the tokens to move they begin."""
-
-
-def _parts(start: int, n: int, block_size: int) -> list[_Part]:
-    """Tokens from ``start`` on: the rest of a block begun, whole blocks, and the beginning of one more."""
-    parts = []
-    block, token = divmod(start, block_size)
-    row = 0
-    if token or n < block_size:
-        row = min(n, block_size - token)
-        parts.append(_Part(block, 1, token, row, 0))
-        block += 1
-    whole, rest = divmod(n - row, block_size)
-    if whole:
-        parts.append(_Part(block, whole, 0, block_size, row))
-    if rest:
-        parts.append(_Part(block + whole, 1, 0, rest, n - rest))
-    return parts
-
-
-def _within(stored: BlockStack, blocks: Sequence[int], part: _Part) -> BlockStack:
-    """The place of a part in the storage."""
-    ids = np.array(blocks[part.block : part.block + part.num_blocks], np.int64)
-    geometry = stored.geometry.tokens(part.token, part.token + part.num_tokens).select(ids)
-    return stored._narrowed(geometry, _with_tokens(stored.shape, part.num_tokens))
-
-
-def _cut(rows: BlockStack, part: _Part) -> BlockStack:
-    """A part of rows that are all in one long block, as the blocks they are to be."""
-    whole = rows.geometry
-    stride = whole.strides.token
-    geometry = Geometry(
-        whole.bases,
-        whole.steps,
-        whole.strides._replace(block=part.num_tokens * stride),
-        whole.extents._replace(block=part.num_blocks, token=part.num_tokens),
-        whole.row_nbytes,
-        whole.offset + part.row * stride,
-    )
-    return rows._narrowed(geometry, _with_tokens(rows.shape, part.num_tokens))
-
-
-def _at_slots(stored: BlockStack, slots: Sequence[tuple[int, int]]) -> BlockStack:
+def _at_slots(whole: Geometry, slots: Sequence[tuple[int, int]]) -> Geometry:
     """Single tokens, each as a block: blocks are counted in steps from one token to the next of a head."""
-    whole = stored.geometry
     stride = whole.strides.token
     # A single block has no stride.
     per_block = max(whole.strides.block // stride, whole.extents.token) if stride else 1
@@ -359,18 +338,10 @@ def _at_slots(stored: BlockStack, slots: Sequence[tuple[int, int]]) -> BlockStac
     )
     # Not every such number is a token, so the strides cannot show it. These are, and no two the same.
     geometry.cannot_collide = True
-    return stored._narrowed(geometry, _with_tokens(stored.shape, 1))
-
-
-def _with_tokens(shape: BlockShape, num_tokens: int) -> BlockShape:
-    return _shape(shape.nl, shape.no, shape.nh, num_tokens, shape.hd, shape.dtype)
+    return geometry
 
 
 def _view(group: Group, axes: str, shape: BlockShape, order: Layout, name: str) -> BlockStack:
     view = BlockStack.__new__(BlockStack)
     view._lay_out(group, axes, shape, order, lambda _: name, PerIndex(outer=1))
     return view
-
-
-def _memory_of_both(k: Memory, v: Memory) -> Memory:
-    return Memory(k.owners + v.owners, k.host_owners + v.host_owners, k.places | v.places, k.readonly or v.readonly)

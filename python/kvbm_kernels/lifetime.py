@@ -107,7 +107,7 @@ def _torch_mark(cuda: Any, stream: Any, handle: int, device: int | None) -> Call
     elif current.cuda_stream == handle:
         on = current
     else:
-        on = _torch_stream(handle, cuda.current_device() if device is None else device)
+        on = torch_stream(handle, cuda.current_device() if device is None else device)
     if on != current:
         with cuda.stream(on):
             if _captures(cuda.is_current_stream_capturing):
@@ -121,7 +121,8 @@ def _torch_mark(cuda: Any, stream: Any, handle: int, device: int | None) -> Call
 
 
 @lru_cache(maxsize=64)
-def _torch_stream(handle: int, device: int) -> Any:
+def torch_stream(handle: int, device: int) -> Any:
+    """PyTorch's object for a stream of anyone's."""
     cuda = sys.modules["torch"].cuda
     # ExternalStream takes CUDA's two names of the legacy stream for something else.
     return cuda.default_stream(device) if handle in (0, 1) else cuda.ExternalStream(handle, device=device)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from kvbm_kernels._native import check, ffi, lib
 from kvbm_kernels.arrays import Memory, current_stream, device_name
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError, StubBuildError
-from kvbm_kernels.lifetime import keep_until_passed
+from kvbm_kernels.lifetime import keep_until_passed, torch_stream
 
 
 class SupportsCudaStream(Protocol):
@@ -87,6 +87,13 @@ def as_handle(stream: Any) -> int:
     if not 0 <= handle < 1 << 64:
         raise KvbmValueError(f"stream is {handle}, expected a handle")
     return handle
+
+
+def as_torch_stream(stream: StreamLike, device: int) -> Any:
+    """A stream of any library, on this device, as PyTorch's. Raises KvbmTypeError and KvbmValueError."""
+    if isinstance(stream, sys.modules["torch"].cuda.Stream):
+        return stream
+    return torch_stream(as_handle(stream), device)
 
 
 def current_handle(places: Iterable[tuple[str, int | None]]) -> int:

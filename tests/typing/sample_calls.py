@@ -134,8 +134,14 @@ def caches(pool: kk.BlockPool, a: npt.NDArray[Any], b: DeviceArray) -> None:
         fork.restore(cache.blocks(), 3)
         fork.restore((cache.blocks(of="k"), cache.blocks(of="v")), n=3)
         csr: kk.Csr = cache.csr()
-        batch = kk.KvBatch([cache, fork])
-        batch.append(a, a)
+        batch = kk.KvBatch([cache, fork, None], max_blocks=64)
+        batch.append(a, a, stream=0)
+        batch.reserve(2)
+        batch.write(b, b, layer=1, order="HND", stream=7)
+        batch.advance(2)
+        before: kk.PagedKvCache | None = batch.replace(2, None)
+        kk.KvBatch([None, before], pool=pool)
+        cache.write(a, b, stream=None)
         tables: kk.BatchTables = batch.tables(max_blocks=8)
         del found, csr, tables
     either: kk.KvCache = flat
