@@ -13,6 +13,7 @@ namespace {
 struct Place {
   uintptr_t address;  // that was asked about
   Memory memory;
+  bool table_on_device = false;
 };
 
 Place place_of(const Driver &driver, const Side &side, Tables tables) {
@@ -21,7 +22,8 @@ Place place_of(const Driver &driver, const Side &side, Tables tables) {
     return Place{address, memory_at(driver, address)};
   };
   if (tables == Tables::kDeviceVisible) {
-    const Place table = at(side.bases);
+    Place table = at(side.bases);
+    table.table_on_device = table.memory.kind == Memory::kDevice;
     // In device memory only the kernel sees the pointers; then they are taken to be of device memory too.
     if (table.memory.kind != Memory::kHost) return table;
     // In pinned memory they may not have been written yet: whatever is there, the driver can be asked about it.
@@ -34,9 +36,9 @@ Place place_of(const Driver &driver, const Side &side, Tables tables) {
 
 // By itself, so that only a copy that is carried out takes the room that the parameters need on the stack.
 [[gnu::noinline]] int run(const char *fn, const Driver &driver, const StreamContext &context, Tables tables,
-                          Budget budget, kvbm_kernels_stream_t stream, const Plan &plan) {
+                          bool may_ask, Budget budget, kvbm_kernels_stream_t stream, const Plan &plan) {
   Launcher launcher(driver, context, stream);
-  return Launches<Launcher>(fn, launcher, tables, budget).run(in_launch_order(plan));
+  return Launches<Launcher>(fn, launcher, tables, budget, may_ask).run(in_launch_order(plan));
 }
 
 }  // namespace
@@ -57,7 +59,7 @@ int copy(const char *fn, const Plan &plan, Tables tables, int max_sms, kvbm_kern
   if (int status = reach(fn, "source", d, context, src.memory, src.address)) return status;
   if (int status = reach(fn, "destination", d, context, dst.memory, dst.address)) return status;
   const Budget budget = choose_budget(src.memory.kind != Memory::kDevice, dst.memory.kind != Memory::kDevice, max_sms);
-  return run(fn, d, context, tables, budget, stream, plan);
+  return run(fn, d, context, tables, dst.table_on_device, budget, stream, plan);
 }
 
 int explain(const char *fn, const Plan &plan, const Assumed &assumed, kvbm_kernels_copy_explanation *out) {

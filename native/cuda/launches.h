@@ -99,8 +99,10 @@ Shape shape_of(const Plan &plan, bool bounded) {
 template <typename Launcher>
 class Launches {
  public:
-  Launches(const char *fn, Launcher &launcher, Tables tables, Budget budget)
-      : fn_(fn), launcher_(launcher), tables_(tables), budget_(budget) {}
+  // may_ask: whether kernels may look at a few entries of the destination's table before they use it, which takes long
+  // where it is in host memory.
+  Launches(const char *fn, Launcher &launcher, Tables tables, Budget budget, bool may_ask = false)
+      : fn_(fn), launcher_(launcher), tables_(tables), budget_(budget), may_ask_(may_ask) {}
 
   // Runs longer than a launch can index are cut, then whatever many blocks there are.
   int run(const Plan &plan) {
@@ -162,7 +164,7 @@ class Launches {
       params_.head.src = from_block(plan, plan.src, b);
       params_.head.dst = from_block(plan, plan.dst, b);
       params_.head.group_size = Divisor(plan.num_layers * plan.num_outer);
-      if (may_choose_order() && params_.head.dst.block_step && params_.head.dst.chunk_step) {
+      if (may_ask_ && may_choose_order() && params_.head.dst.block_step && params_.head.dst.chunk_step) {
         params_.head.num_blocks_asked = Divisor(n);
       }
       params_.head.num_tiles = static_cast<uint32_t>(n * plan.num_layers * plan.num_outer * shape.tiles_per_chunk);
@@ -250,6 +252,7 @@ class Launches {
   Launcher &launcher_;
   Tables tables_;
   Budget budget_;
+  bool may_ask_;
   LargeParams params_;
   uint64_t list_[LargeParams::kWords];
 };
