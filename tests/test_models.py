@@ -13,6 +13,15 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Models this small are faster without threads that wait for each other, spinning, beside other tests."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def same_bits(a, b) -> bool:
     return torch.equal(a.contiguous().view(torch.int16), b.contiguous().view(torch.int16))
 
