@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, SupportsIndex, TypeAlias
 
 from kvbm_kernels._native import check, ffi, lib
+from kvbm_kernels.arrays import Memory
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
 from kvbm_kernels.layouts import as_c_int
 from kvbm_kernels.overlap import first_sharing, repeated_block, rows_collide, share_bytes
@@ -89,11 +90,12 @@ def _copy_pairs(pairs: list[_Pair], stream: StreamLike | None, threads: int = 0,
                 break
         return status
 
-    sides = {}
+    # Parts of one view have one memory, to be looked at once.
+    names: dict[Memory, str] = {}
     for dst, src, dst_name, src_name in pairs:
-        sides[dst_name] = dst.memory
-        sides[src_name] = src.memory
-    launch(work, stream, sides)
+        names.setdefault(dst.memory, dst_name)
+        names.setdefault(src.memory, src_name)
+    launch(work, stream, {name: memory for memory, name in names.items()})
 
 
 def as_view(obj: object, name: str) -> View:
