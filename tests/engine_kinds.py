@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import kvbm_kernels as kk
+import reference
 import reference_engines as ref
 from kvbm_kernels import engines
 from reference_engines import Cache, Size
@@ -244,6 +245,38 @@ def shape_of(size: Size) -> kk.BlockShape:
     return kk.BlockShape(size.L, size.no, size.H, size.N, size.D, "bf16")
 
 
-def split(view: kk.View, num_tokens: int) -> kk.View:
-    """Blocks of a view in pieces of so many tokens, which is what an engine may keep blocks in."""
-    return engines.split_blocks(view, num_tokens)
+SIZE = Size(B=8, L=3, N=4, H=5, D=6)
+MLA_SIZE = Size(B=8, L=3, N=4, H=1, D=9, no=1)
+# Of 8 blocks, none of those that any engine reserves.
+IDS = [5, 2, 7]
+
+EVERY = {
+    **{name: (kind, SIZE) for name, kind in KINDS.items()},
+    **{n: (kind, MLA_SIZE) for n, kind in MLA_KINDS.items()},
+}
+
+
+def logical(rng, size: Size, count: int) -> np.ndarray:
+    return reference.random_kv(rng, (count, size.L, size.no, size.N, size.H, size.D), size.dtype)
+
+
+def laid_out(kind: Kind, size: Size, kv: np.ndarray | None, ids: list[int], seed: int = 3) -> Cache:
+    """The engine's cache, the same noise in it each time, with these blocks written by the reference."""
+    cache = kind.lay_out(np.random.default_rng(seed), size)
+    if kv is not None:
+        cache.write(kv, ids)
+    return cache
+
+
+def assert_same_memory(actual: Cache, expected: Cache, name: str = "") -> None:
+    for i, (mine, theirs) in enumerate(zip(actual.memory, expected.memory, strict=True)):
+        try:
+            reference.assert_same_bytes(mine, theirs)
+        except AssertionError as error:
+            raise AssertionError(f"{name} memory[{i}]: {error}") from None
+
+
+def copy(dst: kk.View, src: kk.View) -> None:
+    """Copy between views that may have blocks in pieces."""
+    num_tokens = min(dst.shape.nt, src.shape.nt)
+    kk.copy_blocks(engines.split_blocks(dst, num_tokens), engines.split_blocks(src, num_tokens))

@@ -11,9 +11,8 @@ import pytest
 import kvbm_kernels as kk
 import reference
 from engine_arrays import to_torch
-from engine_kinds import shape_of
+from engine_kinds import EVERY, IDS, assert_same_memory, copy, laid_out, logical, shape_of
 from memory import CudaArray, Exporter
-from test_engines_matrix import EVERY, IDS, assert_same_memory, copy, laid_out, logical
 
 
 @pytest.mark.usefixtures("torch")

@@ -7,10 +7,9 @@ import pytest
 
 import kvbm_kernels as kk
 import reference_engines as ref
-from engine_kinds import KINDS, shape_of
+from engine_kinds import KINDS, laid_out, shape_of
 from kvbm_kernels import engines
 from reference_engines import Size
-from test_engines_matrix import laid_out
 
 SIZE = Size(B=5, L=3, N=4, H=2, D=8)
 

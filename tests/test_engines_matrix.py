@@ -11,44 +11,8 @@ from hypothesis import strategies as st
 
 import kvbm_kernels as kk
 import reference
-from engine_kinds import KINDS, MLA_KINDS, Kind, shape_of, split
-from reference_engines import Cache, Size
-
-SIZE = Size(B=8, L=3, N=4, H=5, D=6)
-MLA_SIZE = Size(B=8, L=3, N=4, H=1, D=9, no=1)
-# Of 8 blocks, none of those that any engine reserves.
-IDS = [5, 2, 7]
-
-EVERY = {
-    **{name: (kind, SIZE) for name, kind in KINDS.items()},
-    **{n: (kind, MLA_SIZE) for n, kind in MLA_KINDS.items()},
-}
-
-
-def logical(rng, size: Size, count: int) -> np.ndarray:
-    return reference.random_kv(rng, (count, size.L, size.no, size.N, size.H, size.D), size.dtype)
-
-
-def laid_out(kind: Kind, size: Size, kv: np.ndarray | None, ids: list[int], seed: int = 3) -> Cache:
-    """The engine's cache, the same noise in it each time, with these blocks written by the reference."""
-    cache = kind.lay_out(np.random.default_rng(seed), size)
-    if kv is not None:
-        cache.write(kv, ids)
-    return cache
-
-
-def assert_same_memory(actual: Cache, expected: Cache, name: str = "") -> None:
-    for i, (mine, theirs) in enumerate(zip(actual.memory, expected.memory, strict=True)):
-        try:
-            reference.assert_same_bytes(mine, theirs)
-        except AssertionError as error:
-            raise AssertionError(f"{name} memory[{i}]: {error}") from None
-
-
-def copy(dst: kk.View, src: kk.View) -> None:
-    """Copy between views that may have blocks in pieces."""
-    num_tokens = min(dst.shape.nt, src.shape.nt)
-    kk.copy_blocks(split(dst, num_tokens), split(src, num_tokens))
+from engine_kinds import EVERY, IDS, KINDS, MLA_KINDS, SIZE, assert_same_memory, copy, laid_out, logical, shape_of
+from reference_engines import Size
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -8,6 +8,7 @@ import pytest
 
 import kvbm_kernels as kk
 import reference
+from engine_kinds import KINDS, copy, laid_out, shape_of
 from kvbm_kernels.engines import (
     LayerGroups,
     from_flashinfer,
@@ -18,7 +19,7 @@ from kvbm_kernels.engines import (
     from_vllm_buffer,
     layer_groups,
 )
-from test_engines_matrix import copy, laid_out
+from reference_engines import Size
 
 # Names of models, and KV heads, head dimension, tokens a block: a few layers of each stand for all.
 MODELS = {
@@ -53,9 +54,6 @@ class TestModels:
         "name", ["vllm LBHNC", "vllm BHLNC", "sglang NHD", "sglang host page_first", "transformers"]
     )
     def test_universal_bytes_and_back(self, rng, model, name):
-        from engine_kinds import KINDS, shape_of
-        from reference_engines import Size
-
         heads, head_dim, tokens = MODELS[model]
         size = Size(B=4, L=2, N=tokens, H=heads, D=head_dim)
         kind = KINDS[name]

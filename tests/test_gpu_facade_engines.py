@@ -8,9 +8,8 @@ import pytest
 import kvbm_kernels as kk
 import reference
 from engine_arrays import Moved, to_cupy, to_torch
-from engine_kinds import shape_of
+from engine_kinds import EVERY, IDS, assert_same_memory, copy, laid_out, logical, shape_of
 from gpu_arrays import place
-from test_engines_matrix import EVERY, IDS, assert_same_memory, copy, laid_out, logical
 
 pytestmark = pytest.mark.gpu
 
