@@ -165,7 +165,7 @@ class Tensors:
         quantised cache without its scales, rows that are not contiguous, and tensors that share memory.
         """
         element = self._element(dtype)
-        _check_scales(element, scales, self.names[0])
+        self._check_scales(element, scales)
         extents = {letter: self.extent(letter) for letter in "lothd"}
         shape = BlockShape(extents["l"], extents["o"], extents["h"], extents["t"], extents["d"], element)
         hd = self.axes["d"]
@@ -241,6 +241,15 @@ class Tensors:
             raise KvbmTypeError(f"{self.names[0]} has dtype {element.name}, expected one that holds {wanted!s}")
         return wanted
 
+    def _check_scales(self, dtype: DType, scales: Scales | None) -> None:
+        if scales not in (None, "inline", "constant"):
+            raise KvbmValueError(f'scales is {scales!r}, expected "inline" or "constant", or None')
+        if dtype.itemsize == 1 and scales is None:
+            self.fail(
+                f"has dtype {dtype!s}, a quantised cache, whose blocks are worth nothing without their scales: "
+                'expected scales="inline" if each row holds its own, or scales="constant" if the model does'
+            )
+
     def _shifted(self, axes: Mapping[str, Axis], starts: list[int]) -> tuple[list[Array], list[str]]:
         """The arrays as the axes are now, one for each start in each; block by block where there are lists of them."""
         shape = tuple(axis.extent for axis in axes.values())
@@ -274,16 +283,6 @@ def place_of(part: Part) -> int:
     if part not in ("k", "v"):
         raise KvbmValueError(f'part is {part!r}, expected "k" or "v", or None for both')
     return int(part == "v")
-
-
-def _check_scales(dtype: DType, scales: Scales | None, name: str) -> None:
-    if scales not in (None, "inline", "constant"):
-        raise KvbmValueError(f'scales is {scales!r}, expected "inline" or "constant", or None')
-    if dtype.itemsize == 1 and scales is None:
-        raise KvbmValueError(
-            f"{name} has dtype {dtype!s}, a quantised cache, whose blocks are worth nothing without their scales: "
-            'expected scales="inline" if each row holds its own, or scales="constant" if the model does'
-        )
 
 
 def placed(form: Form) -> str:
