@@ -155,6 +155,21 @@ def caches(pool: kk.BlockPool, a: npt.NDArray[Any], b: DeviceArray) -> None:
     del length, nbytes, digests
 
 
+def engines(tensors: list[npt.NDArray[Any]], pairs: list[tuple[DeviceArray, DeviceArray]]) -> None:
+    view = kk.engines.from_vllm(
+        {"layer": tensors[0]}, layout="LBNHC", block_size=16, num_kv_heads=8, no=2, head_size=128
+    )
+    blocks: kk.engines.EngineBlocks = view[[3, 1]].heads(0, 2).layers(0, 1)
+    pages: kk.engines.EngineBlocks = kk.engines.from_sglang(pairs, layout="NHD", page_size=1, scales="constant")
+    beside: kk.engines.LayerGroups = kk.engines.from_sglang(pairs, layout="NHD", page_size=1, scales=pairs)
+    groups = kk.engines.layer_groups(kk.engines.from_transformers, pairs, parts=("k", "v"), block_size=16)
+    kk.copy_blocks(groups.select([1]).shard(0, 2), beside)
+    kk.copy_blocks(kk.engines.split_blocks(pages, 1), blocks)
+    held: tuple[tuple[int, ...], ...] = groups.layers
+    count: int = view.num_blocks + view.num_reserved + view.pieces
+    del held, count
+
+
 def errors() -> int:
     try:
         shapes()
