@@ -237,6 +237,17 @@ class TestShapes:
         with raises(TypeError, r"layers.1'\] has dtype float32, expected the float16"):
             vllm(caches, layout="blocks_first", block_size=N)
 
+    def test_not_even_the_reserved_blocks(self):
+        with raises(
+            ValueError, r"kv_caches\[0\] of shape \[0, 2, 8, 3, 6\] .* has 0 blocks, expected the 1 reserved ones"
+        ):
+            vllm(layers(0, 2, N, H, D), layout="blocks_first", block_size=N)
+        with raises(ValueError, "has 0 blocks, expected the 1 reserved ones"):
+            from_sglang([(zeros(N - 1, H, D), zeros(N - 1, H, D))], layout="NHD", page_size=N)
+        view = from_sglang([(zeros(N, H, D), zeros(N, H, D))], layout="NHD", page_size=N)
+        assert (len(view), view.num_blocks) == (0, 1)
+        assert len(from_flashinfer(layers(0, 2, N, H, D), layout="NHD", page_size=N)) == 0
+
     def test_lists(self):
         one = zeros(B, 2, N, H, D)
         with raises(TypeError, "kv_caches is a ndarray, expected a list or dict of layers for layout 'blocks_first'"):
@@ -390,7 +401,7 @@ class TestStrides:
         nbytes = L * 2 * N * H * D * 2
         with raises(ValueError, f"cache_tensor has {3 * nbytes + 2} bytes, expected a multiple of {nbytes}"):
             from_transformers_paged(zeros(3 * nbytes + 2, dtype=np.uint8), **call)
-        with raises(ValueError, "cache_tensor has 1 blocks, expected at least the 2 of two sectors"):
+        with raises(ValueError, r"cache_tensor of shape .* has 1 blocks, expected the 2 reserved ones at least"):
             from_transformers_paged(zeros(nbytes, dtype=np.uint8), **call)
 
 

@@ -36,10 +36,7 @@ def read(tensors: Any, axes: str, name: str, part: Part | None = None, **known: 
         del counts["o"]
     arrays = []
     for entry, label in zip(entries, names, strict=True):
-        try:
-            arrays.append(describe(entry))
-        except KvbmError as error:
-            raise type(error)(f"{label} {error}") from None
+        arrays.append(_described(entry, label))
     first = arrays[0].form
     choices = last.split("|")
     letters = next((each for each in choices if len(each) == first.ndim), choices[0])
@@ -63,10 +60,7 @@ def flat(buffer: Any, name: str, axes: Mapping[str, Axis], dtype: DType, offset:
 
     Raises KvbmValueError for an array that is not contiguous, or too small for them.
     """
-    try:
-        array = describe(buffer)
-    except KvbmError as error:
-        raise type(error)(f"{name} {error}") from None
+    array = _described(buffer, name)
     form = array.form
     if not form.is_contiguous:
         raise KvbmValueError(f"{name} {placed(form)}, expected a contiguous buffer")
@@ -104,6 +98,18 @@ def one_of(value: object, name: str, choices: Iterable[str], refused: Mapping[st
     if value not in choices:
         raise KvbmValueError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
     return value
+
+
+def _described(obj: Any, name: str) -> Array:
+    try:
+        array = describe(obj)
+    except KvbmError as error:
+        raise type(error)(f"{name} {error}") from None
+    form = array.form
+    if 0 not in form.shape:
+        return array
+    # Libraries differ in what they give as strides where there is nothing to step over.
+    return array._replace(form=form._replace(strides=contiguous_strides(form.shape, form.element.itemsize)))
 
 
 def _opened(entries: list[Any], names: list[str], level: str) -> tuple[list[Any], list[str], int]:

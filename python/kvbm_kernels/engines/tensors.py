@@ -177,6 +177,8 @@ class Tensors:
             steps[letter] = inside
             inside *= self.lists[letter]
         axes = dict(self.axes)
+        if num_reserved and self.extent("b") // pieces < num_reserved:
+            self.fail(f"has {self.extent('b') // pieces} blocks, expected the {num_reserved} reserved ones at least")
         starts = [0]
         if "k" in self.lists and "b" in axes:
             # The blocks of each object follow each other, and then come those of the next.

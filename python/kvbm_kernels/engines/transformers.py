@@ -93,6 +93,4 @@ def from_transformers_paged(
     tensors.axes["b"] = tensors.axes["b"]._replace(extent=count)
     tensors.choose(part)
     reserved = _TRASH_SECTORS * as_count(blocks_per_sector, "blocks_per_sector", 1)
-    if reserved > count:
-        raise KvbmValueError(f"{name} has {count} blocks, expected at least the {reserved} of two sectors")
     return tensors.blocks(element, scales, num_reserved=reserved)
