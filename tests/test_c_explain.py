@@ -176,6 +176,13 @@ class TestLaunches:
         assert explain() == 0
         assert explain.found.read_nbytes == 4
 
+    def test_whole_tiles_of_a_long_segment_count_and_not_its_odd_end(self):
+        explain = Explain(1, 1, 1, 1, 1, 4 * KIB + 2)
+        explain.addresses(source=[1 << 32], destination=[1 << 33])
+        assert explain() == 0
+        found = explain.found
+        assert (found.num_tiles, found.read_nbytes, found.is_shifted) == (2, 16, False)
+
     def test_gathering_needs_aligned_vectors(self):
         explain = Explain(1, 1, 1, 4, 64, 2)
         explain.addresses(destination=[(1 << 33) + 2])

@@ -270,20 +270,26 @@ class TestSvg:
         root = self.draw(tmp_path, *flags(source, "universal", 2, 2, 3, 4, 8))
         for side, kind in (("src", source), ("dst", "universal")):
             assert self.check_boxes(root, side, Expected(kind, 2, 2, 3, 4, row_nbytes=16)) == 48
-        bands = [path for path in root.iter(f"{SVG}path") if path.get("class") == "segment"]
-        row_by_row = source in ("nhd", "packed")
-        assert len(bands) == (48 if row_by_row else 12)
-        # A band starts under the box whose bytes it carries, and ends above them.
-        starts = {
-            tuple(b[f"data-{n}"] for n in ("layer", "outer", "token", "head")): b["x"] for b in self.boxes(root, "src")
+        # A band leads from the boxes whose bytes it carries to theirs on the other side: of a row, or of four tokens.
+        by_row = source in ("nhd", "packed")
+        rows = {
+            side: {tuple(box[f"data-{name}"] for name in ("layer", "outer", "head", "token")): box for box in boxes}
+            for side, boxes in ((side, self.boxes(root, side)) for side in ("src", "dst"))
         }
-        ends = {
-            tuple(b[f"data-{n}"] for n in ("layer", "outer", "token", "head")): b["x"] for b in self.boxes(root, "dst")
-        }
-        moves = {(starts[row], ends[row]) for row in starts}
-        for band in bands:
-            numbers = re.findall(r"[MC ](-?[\d.]+),", band.get("d"))
-            assert (numbers[0], numbers[3]) in moves
+        expected = set()
+        for first in rows["src"]:
+            last = first if by_row else (*first[:3], "3")
+            if by_row or first[3] == "0":
+                ends = [(rows[side][first]["x"], rows[side][last]) for side in ("src", "dst")]
+                expected.add(tuple((float(x), float(box["x"]) + float(box["width"])) for x, box in ends))
+        number = r"(-?[\d.]+)"
+        path = rf"M{number},.* {number},\S+ L{number},.* {number},\S+ Z"
+        found = []
+        for band in root.iter(f"{SVG}path"):
+            left, to_left, to_right, right = map(float, re.fullmatch(path, band.get("d")).groups())
+            found.append(((left, right), (to_left, to_right)))
+        assert len(found) == len(set(found))
+        assert set(found) == expected
 
     def test_it_says_what_it_shows(self, tmp_path):
         root = self.draw(tmp_path)
