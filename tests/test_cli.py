@@ -104,6 +104,7 @@ class TestUsageErrors:
                 ["layout", "--from", "foo"],
                 "'nhd', 'hnd', 'layers', 'packed', 'operational_nhd', 'operational_hnd', 'uni",
             ),
+            (["layout", "--model", "gpt-9"], "'gpt-9' is not one of 'llama-3.1-8b', 'llama-3.1-70b'"),
             (["layout", "--dtype", "f12"], "'f16', 'bf16', 'f32', 'f64', 'fp8_e4m3', 'fp8_e5m2', 'int8', 'uint8'"),
             (["layout", "--hd", str(1 << 62)], "kvbm-kernels layout: error: nl=2 no=2 nh=4 nt=4 hd=46116"),
             (["layout", "--hd", str(1 << 52), "--nb", "64"], "a side has more bytes than there are addresses"),

@@ -233,6 +233,13 @@ class TestJson:
             device = json.loads(output(kvbm_kernels("layout", *given_flags, "--json")))["device"]
             assert (device["src_on_host"], device["dst_on_host"]) == sides
 
+    def test_a_model_names_what_is_not_given(self):
+        answer = json.loads(output(kvbm_kernels("layout", "--model", "llama-3.1-8b", "--nh", "2", "--json")))
+        extents = {name: answer["copy"][name] for name in ("nl", "no", "nh", "nt", "hd")}
+        assert extents == {"nl": 32, "no": 2, "nh": 2, "nt": 4, "hd": 128}
+        latent = json.loads(output(kvbm_kernels("layout", "--model", "deepseek-v3", "--json")))["copy"]
+        assert (latent["no"], latent["nh"]) == (1, 1)
+
     def test_addresses_are_not_memory(self):
         """A cache larger than any machine is explained like any other."""
         extents = flags("nhd", "universal", 200, 2, 64, 4096, 1024)

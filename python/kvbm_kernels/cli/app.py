@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 import kvbm_kernels as kk
+from kvbm_kernels.bench.models import MODELS
 from kvbm_kernels.cli import report, svg, terminal
 from kvbm_kernels.cli.facts import reasons
 from kvbm_kernels.cli.places import KINDS, Memory, Picture, Shown, Side
@@ -126,9 +128,15 @@ Examples:
   kvbm-kernels layout                              each row by itself
   kvbm-kernels layout --from hnd                   all tokens of a head
   kvbm-kernels layout --hd 1 --to operational_hnd  rows too short for a GPU
-  kvbm-kernels layout --nl 32 --nh 8 --nt 16 --hd 128 --nb 64 --to-host
+  kvbm-kernels layout --model llama-3.1-8b --nt 16 --nb 64 --to-host
   kvbm-kernels layout --svg layout.svg             the same as a picture
 """
+)
+@click.option(
+    "--model",
+    type=click.Choice(list(MODELS)),
+    metavar="NAME",
+    help="nl, no, nh and hd of a model's cache, where not given, such as llama-3.1-8b. A wrong name lists all.",
 )
 @click.option("--nl", type=_COUNT, default=2, show_default=True, help="Layers.")
 @click.option("--no", type=_COUNT, default=2, show_default=True, help="Outer chunks: 2 for K and V, 1 for MLA.")
@@ -156,7 +164,10 @@ Examples:
     "--svg", "svg_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Draw to a file."
 )
 @click.option("--json", "as_json", is_flag=True, help="No drawing, but what the copy does and why, as JSON.")
+@click.pass_context
 def layout(
+    context: click.Context,
+    model: str | None,
     nl: int,
     no: int,
     nh: int,
@@ -178,13 +189,19 @@ def layout(
     code and the threads on the host, and in words why. It is told by the library itself, and needs no GPU. Nothing is
     copied.
     """
+    extents = {"nl": nl, "no": no, "nh": nh, "hd": hd}
+    if model is not None:
+        of_model = MODELS[model]
+        named = {"nl": of_model.layers, "no": of_model.outer_dim, "nh": of_model.kv_heads, "hd": of_model.head_dim}
+        given = {n for n in extents if context.get_parameter_source(n) is not ParameterSource.DEFAULT}
+        extents.update((name, extent) for name, extent in named.items() if name not in given)
     try:
-        shape = BlockShape(nl, no, nh, nt, hd, dtype)
+        shape = BlockShape(**extents, nt=nt, dtype=dtype)
         src = KINDS[source].make(shape, nb, Memory(_SRC_START))
         dst = KINDS[destination].make(shape, nb, Memory(_DST_START))
         found = explain(dst, src, src_on_host=from_host, dst_on_host=to_host)
     except kk.KvbmError as error:
-        raise click.UsageError(str(error), click.get_current_context()) from None
+        raise click.UsageError(str(error), context) from None
 
     def picture_of(shown: Shown) -> Picture:
         sides = Side(source, src, shown), Side(destination, dst, shown)
@@ -194,10 +211,9 @@ def layout(
         try:
             svg_file.write_text(svg.draw(svg.choose_picture(shape, picture_of), found, nb), encoding="utf-8")
         except OSError as error:
-            raise click.UsageError(f"--svg {svg_file}: {error.strerror}", click.get_current_context()) from None
+            raise click.UsageError(f"--svg {svg_file}: {error.strerror}", context) from None
     if as_json:
-        extents = {name: getattr(shape, name) for name in ("nl", "no", "nh", "nt", "hd")}
-        copy = {"from": source, "to": destination, "nb": nb, **extents, "dtype": dtype}
+        copy = {"from": source, "to": destination, "nb": nb, **extents, "nt": nt, "dtype": dtype}
         click.echo(json.dumps({"copy": copy, **dataclasses.asdict(found), "why": reasons(found, shape)}, indent=2))
     elif svg_file is None:
         console = Console(soft_wrap=False)
