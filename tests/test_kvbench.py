@@ -252,13 +252,17 @@ class TestInterrupted:
     def test_what_was_measured_is_kept(self, tmp_path):
         path, plot = tmp_path / "results.json", tmp_path / "plot.svg"
         counts = ",".join(str(n) for n in range(1, 100))
-        with subprocess.Popen(
-            [*COMMAND, *SMALL, "--num-blocks", counts, "--pattern", "fc", "--json", path, "--plot", plot],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        ) as process:  # fmt: skip
+        with (
+            (tmp_path / "shown.txt").open("w") as shown,
+            subprocess.Popen(
+                [*COMMAND, *SMALL, "--num-blocks", counts, "--pattern", "fc", "--json", path, "--plot", plot],
+                stdout=subprocess.PIPE, stderr=shown, text=True,
+            ) as process,
+        ):  # fmt: skip
             header, first = process.stdout.readline(), process.stdout.readline()
             process.send_signal(signal.SIGINT)
-            rest, err = process.communicate()
+            rest = process.stdout.read()
+        err = (tmp_path / "shown.txt").read_text()
         assert process.returncode == 130
         assert header == f"{COLUMNS}\n"
         assert first.startswith("5,1,fc_to_fc,h2h,auto,")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import platform
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -111,10 +113,11 @@ def run_tests(
     banner = [*request.banner, *machines.banner(request.cases)]
     report = Report(banner, request.cases, 2 * (effort.warmup + effort.iters))
     try:
-        with report:
+        with report, _interrupts_held() as let_through:
             for case in request.cases:
                 report.begin(case)
-                result = bench.run(case, report.tick)
+                with let_through():
+                    result = bench.run(case, report.tick)
                 run.results.append(result)
                 report.end(result)
     except KeyboardInterrupt:
@@ -128,6 +131,38 @@ def run_tests(
     if counts["wrong"] or counts["failed"]:
         return run, 1
     return run, INTERRUPTED if run.interrupted else 0
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
+    """Hold Ctrl-C back, so that it does not come between a test and what is written of it.
+
+    Gives a context in which it raises KeyboardInterrupt as ever, at once if it was held back before.
+    """
+    is_held, came = True, False
+
+    def handler(*_: object) -> None:
+        nonlocal came
+        came = True
+        if not is_held:
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def let_through() -> Iterator[None]:
+        nonlocal is_held
+        is_held = False
+        try:
+            if came:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            is_held = True
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield let_through
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Machines:
