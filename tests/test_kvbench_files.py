@@ -91,7 +91,7 @@ class TestCompare:
         ran = kvbench(*SMALL, "--num-blocks", "3000", "--dtype", "f16", "--json", saved)
         (tmp_path / "run.csv").write_text(ran.out)
         compared = kvbench("compare", saved, tmp_path / "run.csv")
-        assert [float(line.split(",")[-1]) for line in compared.out.splitlines()[1:]] == pytest.approx([1, 1], abs=0.01)
+        assert [float(line.split(",")[-1]) for line in compared.out.splitlines()[1:]] == pytest.approx([1, 1], abs=0.05)
         other = json.loads(saved.read_text())
         for result in other["results"]:
             result["dtype"] = "bf16"
