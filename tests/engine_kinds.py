@@ -77,11 +77,18 @@ def _vllm() -> dict[str, Kind]:
     for name in ("BL2NHD", "BHL2ND", "B2HLND"):
         kinds[f"vllm {name} whole"] = per_layer(name, ref.vllm_whole, name)
     kinds["vllm planes"] = per_layer("planes", lambda rng, s, _: ref.vllm_planes(rng, s), "")
-    for physical in ("BNHC", "BHNC"):
+    for layout, lay_out, physical in (
+        ("packed", ref.vllm_packed, "BNHC"),
+        ("packed", ref.vllm_packed, "BHNC"),
+        ("kv_first", ref.vllm_kv_first, "2BNHD"),
+        ("kv_first", ref.vllm_kv_first, "2BHND"),
+        ("blocks_first", ref.vllm_blocks_first, "B2NHD"),
+    ):
+        sizes = packed if layout == "packed" else {}
         kinds[f"vllm kernel blocks {physical}"] = Kind(
-            lambda rng, s, physical=physical: ref.vllm_kernel_blocks(rng, s, physical, 2),
-            lambda t, s: _typed(engines.from_vllm)(
-                t, layout="packed", block_size=s.N, num_kv_heads=s.H, kernel_block_size=s.N // 2, no=2, head_size=s.D
+            lambda rng, s, lay_out=lay_out, physical=physical: ref.vllm_kernel_blocks(rng, s, physical, 2, lay_out),
+            lambda t, s, layout=layout, sizes=sizes: _typed(engines.from_vllm)(
+                t, layout=layout, block_size=s.N, num_kv_heads=s.H, kernel_block_size=s.N // 2, **_split(s, sizes)
             ),
             _even,
         )
@@ -208,6 +215,11 @@ KINDS = {**_vllm(), **_sglang(), **_tensorrt_llm(), **_flashinfer(), **_others()
 def _mla() -> dict[str, Kind]:
     kinds = {
         "vllm mla": Kind(ref.vllm_mla, lambda t, s: _typed(engines.from_vllm)(t, layout="mla", block_size=s.N)),
+        "vllm mla kernel blocks": Kind(
+            lambda rng, s: ref.vllm_kernel_blocks(rng, s, "", 2, lambda rng, s, _: ref.vllm_mla(rng, s)),
+            lambda t, s: _typed(engines.from_vllm)(t, layout="mla", block_size=s.N, kernel_block_size=s.N // 2),
+            _even,
+        ),
         "sglang MLA": Kind(ref.sglang_mla, lambda t, s: _typed(engines.from_sglang)(t, layout="MLA", page_size=s.N)),
         "tensorrt_llm MLA": Kind(
             lambda rng, s: ref.tensorrt_llm_pool(rng, s, "HND"),

@@ -133,13 +133,11 @@ def vllm_padded(rng, size: Size, name: str, padding: int) -> Cache:
     return Cache(layers, _of_packed(layers, size), [pages], 1)
 
 
-def vllm_kernel_blocks(rng, size: Size, physical: str, pieces: int) -> Cache:
-    """Blocks of N tokens in kernel blocks of N/pieces, each as spelled: "BNHC" or "BHNC"."""
-    smaller = size._replace(B=size.B * pieces, N=size.N // pieces)
-    layers, memory = each_layer(rng, smaller, physical, "BHNC")
-    apart = _of_packed(layers, smaller)
-    rows = [[r.reshape(size.B, pieces, size.N // pieces, size.H, size.D) for r in outers] for outers in apart]
-    return Cache(layers, rows, memory, 1)
+def vllm_kernel_blocks(rng, size: Size, physical: str, pieces: int, laid_out=vllm_packed) -> Cache:
+    """Blocks of N tokens in kernel blocks of N/pieces, each laid out as one of the functions above does it."""
+    cache = laid_out(rng, size._replace(B=size.B * pieces, N=size.N // pieces), physical)
+    shape = (size.B, pieces, size.N // pieces, size.H, size.D)
+    return cache._replace(rows=[[rows.reshape(shape) for rows in outers] for outers in cache.rows])
 
 
 def vllm_planes(rng, size: Size) -> Cache:
