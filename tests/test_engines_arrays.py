@@ -42,21 +42,38 @@ def test_tensors_that_have_nothing_but_dlpack(rng):
     reference.assert_same_bytes(out, reference.universal(np.stack(layers, 1)[1:]))
 
 
-def test_cuda_arrays_are_views_without_cuda():
-    """A view only says where rows are: 80 layers far apart in one allocation are one base and a stride."""
-    layers = [CudaArray((9, 2, 16, 8, 128), address=0x7F0000000000 + i * (9 << 16)) for i in range(80)]
-    view = kk.engines.from_vllm(layers, layout="blocks_first", block_size=16, num_kv_heads=8)
+def on_device(places: list[int], strides: tuple[int, ...] | None = None) -> list[CudaArray]:
+    """Layers [9, 2, 16, 8, 128] at these bytes of an allocation."""
+    return [CudaArray((9, 2, 16, 8, 128), address=0x7F0000000000 + place, strides=strides) for place in places]
+
+
+def bases_of(layers: list[CudaArray]) -> kk.engines.EngineBlocks:
+    return kk.engines.from_vllm(layers, layout="blocks_first", block_size=16, num_kv_heads=8)
+
+
+PAGE = 2 * 16 * 8 * 128 * 2
+
+
+def test_layers_within_a_block_are_a_stride():
+    """A view only says where rows are, and needs no CUDA: 80 layers block by block are one base."""
+    by_block = (80 * PAGE, PAGE // 2, 2048, 256, 2)
+    view = bases_of(on_device([i * PAGE for i in range(80)], by_block))
     assert view.device == "cuda:0"
     assert view.geometry.bases.tolist() == [0x7F0000000000]
-    assert view.geometry.strides.layer == 9 << 16
+    assert view.geometry.strides.layer == PAGE
 
 
-def test_layers_that_are_not_evenly_apart_keep_their_bases():
-    places = [0, 5, 6, 20]
-    layers = [CudaArray((9, 2, 16, 8, 128), address=0x7F0000000000 + i * (9 << 16)) for i in places]
-    view = kk.engines.from_vllm(layers, layout="blocks_first", block_size=16, num_kv_heads=8)
-    assert [int(base) - 0x7F0000000000 for base in view.geometry.bases] == [i * (9 << 16) for i in places]
+@pytest.mark.parametrize("places", [[0, 9, 18, 27], [0, 45, 54, 180], [27, 18, 9, 0]])
+def test_layers_that_are_pools_keep_a_base_each(places):
+    """Evenly apart or not: copies take pools one after the other, and have to know them for that."""
+    view = bases_of(on_device([i * PAGE for i in places]))
+    assert [int(base) - 0x7F0000000000 for base in view.geometry.bases] == [i * PAGE for i in places]
     assert view.layers(2, 4).geometry.strides.layer == 0
+
+
+def test_layers_that_are_not_evenly_apart_within_a_block_keep_a_base_each():
+    view = bases_of(on_device([0, PAGE, 3 * PAGE], (5 * PAGE, PAGE // 2, 2048, 256, 2)))
+    assert len(view.geometry.bases) == 3
 
 
 def test_layers_are_all_in_one_memory():

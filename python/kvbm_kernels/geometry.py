@@ -143,10 +143,12 @@ class Geometry(Uncopied):
         return self._range_of(4, start, stop, self.bases)
 
     def folded(self) -> Geometry:
-        """The same rows, with strides in the place of bases that step evenly. For a table as it was made, in order.
+        """The same rows, with strides in the place of bases that step evenly within a block, and of blocks that do.
 
-        Tensors of layers that lie in one allocation, as far from each other as it has layers, are then as good as one
-        tensor for all of them: what follows on from one layer to the next is copied in one piece.
+        Tensors of layers that lie in one allocation, block by block, are then as good as one tensor for all of them:
+        what follows on from one layer to the next is copied in one piece. Layers that are pools of their own keep a
+        base each, whatever their distance: nothing follows on there, and copies take such pools one after the other.
+        For a table as it was made, in order.
         """
         counts = dict(zip(self.steps._fields, self.extents, strict=True))
         moving = [name for name, step in zip(self.steps._fields, self.steps, strict=True) if step]
@@ -157,7 +159,8 @@ class Geometry(Uncopied):
             axis = len(kept)
             gaps = np.diff(table, axis=axis)
             step = int(gaps.flat[0]) if gaps.size else 0
-            if table.size and (gaps == step).all():
+            is_inside = name == "block" or not strides["block"] or abs(step) * counts[name] <= abs(strides["block"])
+            if table.size and is_inside and (gaps == step).all():
                 strides[name] += step
                 table = np.asarray(table.take(0, axis=axis))
             else:
