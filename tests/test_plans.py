@@ -243,6 +243,27 @@ def test_stages_and_ranks_together(rng):
             reference.assert_same_bytes(logical(array, part), part)
 
 
+def test_groups_of_each_rank(rng):
+    """Two groups whose layers, tokens and rows differ; the heads are what a plan is about."""
+    caches = [
+        reference.random_kv(rng, e, np.uint16).view(np.float16) for e in ((2, 3, 2, 4, 6, 8), (5, 1, 2, 2, 6, 16))
+    ]
+
+    def ranks(size, *, empty):
+        made = []
+        for rank in range(size):
+            parts = [np.ascontiguousarray(kv[..., reference.heads_of_rank(6, rank, size), :]) for kv in caches]
+            made.append([(*operational(np.zeros_like(part) if empty else part), part) for part in parts])
+        return made
+
+    two, three = ranks(2, empty=False), ranks(3, empty=True)
+    dsts, srcs = ([tuple(view for view, _, _ in groups) for groups in ranks] for ranks in (three, two))
+    kk.copy_blocks(*kk.tp.plan(2, 3, 6).views(dsts, srcs))
+    for groups in three:
+        for _, array, part in groups:
+            reference.assert_same_bytes(logical(array, part), part)
+
+
 def test_views_of_layers(rng):
     kv = reference.random_kv(rng, (NB, NL, NO, NT, 2, HD), np.uint16).view(np.float16)
     srcs = [operational(np.ascontiguousarray(kv[:, :4]))[0], operational(np.ascontiguousarray(kv[:, 4:]))[0]]
@@ -263,6 +284,8 @@ def test_views_that_do_not_fit_are_named(rng):
         ([whole], [view, whole], ValueError, r"srcs\[1\] has nh = 6, expected 3"),
         (whole, [view, view], TypeError, "dsts is a OperationalBlocks, expected a list of 1 views"),
         ([whole], [view, kv], TypeError, r"srcs\[1\] is a ndarray, expected a view"),
+        ([[whole]], [[view], [whole]], ValueError, r"srcs\[1\]\[0\] has nh = 6, expected 3"),
+        ([[whole]], [[view, view], view], ValueError, r"srcs\[0\] is a list of 2 views, dsts\[0\] of 1"),
     ):
         with pytest.raises(error, match=message):
             plan.views(dsts, srcs)

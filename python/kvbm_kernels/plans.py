@@ -12,6 +12,9 @@ from kvbm_kernels.layouts import as_count
 if TYPE_CHECKING:
     from kvbm_kernels.views import View
 
+    # What one destination or source has: a view, or several.
+    Views: TypeAlias = View | Sequence[View]
+
 Range: TypeAlias = tuple[int, int]
 """The first index, and the one after the last."""
 
@@ -50,17 +53,21 @@ class Plan(Generic[T]):
         """What one destination reads."""
         return self._of(2, "dst", dst, self.dst)
 
-    def views(self, dsts: Sequence[View], srcs: Sequence[View]) -> tuple[list[View], list[View]]:
+    def views(self, dsts: Sequence[Views], srcs: Sequence[Views]) -> tuple[list[View], list[View]]:
         """The parts of these views that the transfers are between, for ``copy_blocks(*plan.views(dsts, srcs))``.
 
-        There is a view for each destination and each source, of the heads or layers that it holds. Raises
-        KvbmTypeError and KvbmValueError for others.
+        There is a view for each destination and each source, of the heads or layers that it holds; or a list of views,
+        such as its groups of layers, as many for each. Raises KvbmTypeError and KvbmValueError for others.
         """
-        for name, views, held in (("dsts", dsts, self.dst), ("srcs", srcs, self.src)):
-            self._check(name, views, held)
+        to, of = self._lists("dsts", dsts, self.dst), self._lists("srcs", srcs, self.src)
+        for name, lists in (("dsts", to), ("srcs", of)):
+            for i, views in enumerate(lists):
+                if len(views) != len(to[0]):
+                    raise KvbmValueError(f"{name}[{i}] is a list of {len(views)} views, dsts[0] of {len(to[0])}")
         pairs = [
-            (self._part(dsts[dst], dst_range), self._part(srcs[src], src_range))
+            (self._part(dst_view, dst_range), self._part(src_view, src_range))
             for src, src_range, dst, dst_range in self.transfers
+            for dst_view, src_view in zip(to[dst], of[src], strict=True)
         ]
         return [dst for dst, _ in pairs], [src for _, src in pairs]
 
@@ -79,19 +86,26 @@ class Plan(Generic[T]):
             raise KvbmValueError(f"{name} is {number}, expected 0 to {len(held) - 1}")
         return tuple(transfer for transfer in self.transfers if transfer[place] == number)
 
-    def _check(self, name: str, views: Any, held: tuple[Range, ...]) -> None:
+    def _lists(self, name: str, views: Any, held: tuple[Range, ...]) -> list[list[View]]:
+        """The views of each destination or source, which have to be of what it holds."""
         if not isinstance(views, list | tuple):
             raise KvbmTypeError(f"{name} is a {type(views).__name__}, expected a list of {len(held)} views")
         if len(views) != len(held):
             raise KvbmValueError(f"{name} is a list of {len(views)}, expected {len(held)} views")
         symbol = _COUNTED[self.what]
-        for i, (view, (start, stop)) in enumerate(zip(views, held, strict=True)):
-            shape = getattr(view, "shape", None)
-            if not hasattr(shape, symbol):
-                raise KvbmTypeError(f"{name}[{i}] is a {type(view).__name__}, expected a view")
-            count = getattr(shape, symbol)
-            if count != stop - start:
-                raise KvbmValueError(f"{name}[{i}] has {symbol} = {count}, expected {stop - start}")
+        lists = []
+        for i, (each, (start, stop)) in enumerate(zip(views, held, strict=True)):
+            several = isinstance(each, list | tuple)
+            lists.append(list(each) if several else [each])
+            for j, view in enumerate(lists[-1]):
+                where = f"{name}[{i}][{j}]" if several else f"{name}[{i}]"
+                shape = getattr(view, "shape", None)
+                if not hasattr(shape, symbol):
+                    raise KvbmTypeError(f"{where} is a {type(view).__name__}, expected a view")
+                count = getattr(shape, symbol)
+                if count != stop - start:
+                    raise KvbmValueError(f"{where} has {symbol} = {count}, expected {stop - start}")
+        return lists
 
     def _part(self, view: View, part: Range) -> View:
         return view.heads(*part) if self.what == "heads" else view.layers(*part)

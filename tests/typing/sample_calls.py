@@ -89,6 +89,7 @@ def plans(a: kk.BlockStack, b: kk.UniversalBlocks) -> None:
     for layers in kk.pp.plan([2, 1], 3, 3):
         kk.copy_blocks(b.layers(*layers.dst_layers), a.layers(*layers.src_layers))
     kk.copy_blocks(*plan.views([a, b, a], (a, b)), stream=0)
+    kk.copy_blocks(*plan.views([(a, b), (b, a), [a, a]], [[a, b], [b, a]]))
     kk.copy_blocks([a, b], (b, a))
     first: int = kk.tp.heads_of_rank(0, 2, 4)[0] + plan.transfers[0].src_rank
     text: str = str(plan)
