@@ -82,6 +82,39 @@ def test_memory_objects_are_the_same_bytes(lmcache, logical, fmt):
     cache.assert_read(back[IDS])
 
 
+@pytest.mark.parametrize(("fmt", "layout"), [("NL_X_NB_NH_BS_CS", "LBHNC"), ("NL_X_NB_BS_NH_CS", "LBNHC")])
+def test_rows_of_k_and_v(load, lmcache, logical, fmt, layout):
+    """vLLM's cache of today: a row has K and V, in LMCache's objects of two blocks too."""
+    import torch
+
+    cache = logical(nb=4)
+    extents = (NUM_BLOCKS, 4, 8, 32) if layout == "LBHNC" else (NUM_BLOCKS, 8, 4, 32)
+    layers = [torch.zeros(extents, dtype=torch.bfloat16) for _ in range(3)]
+    views = layers if layout == "LBHNC" else [layer.transpose(1, 2) for layer in layers]
+    rows = dict(no=2, head_size=16)
+    view = kk.engines.from_vllm(views, layout=layout, block_size=8, num_kv_heads=4, **rows)[IDS[:4]]
+    cache.write(view)
+    shape = load("lmcache.v1.platform.ops_types").PageBufferShapeDesc()
+    shape.kv_size, shape.nl, shape.nb, shape.bs, shape.nh, shape.hs = 1, 3, NUM_BLOCKS, 8, 4, 32
+    shape.element_size, shape.dtype = 2, torch.bfloat16
+    theirs, ours = ([torch.zeros(3, 16, 128, dtype=torch.bfloat16) for _ in range(2)] for _ in "ab")
+    load("lmcache.v1.platform.torch_ops.mp_mem_kernels").multi_layer_block_kv_transfer(
+        layers,
+        theirs,
+        torch.tensor(IDS[:4]),
+        "cpu",
+        lmcache.TransferDirection.D2H,
+        shape,
+        16,
+        getattr(lmcache.EngineKVFormat, fmt),
+        0,
+    )
+    objects = kk.engines.from_lmcache(ours, fmt="KV_2LTD", block_size=8, num_kv_heads=4, **rows)
+    kk.copy_blocks(objects, view)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a.view(torch.int16), b.view(torch.int16))
+
+
 def test_latents(lmcache, logical):
     import torch
 
