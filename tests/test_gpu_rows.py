@@ -216,7 +216,7 @@ def test_ordinary_memory_is_refused(what) -> None:
             call = make_call(Case(by_slots=by_slots, each=20), appends)
             launched = OnDevice(call, **{what: "pageable"})
             assert launched.launch() == 1
-            name = {"cache": "the memory of the cache", "rows": "the memory of rows"}.get(what, "map->")
+            name = {"cache": "the memory of the cache", "rows": "the memory of rows"}.get(what, "the array map->")
             assert message().startswith(f"{name_of(call).removeprefix('launch_')}: {name}"), message()
             assert "ordinary host memory" in message()
             torch.cuda.synchronize()

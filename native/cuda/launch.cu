@@ -24,15 +24,35 @@ const void *symbol_of(const Head &head, Kernel kernel, Budget budget) {
 
 }  // namespace
 
+bool launches_overlap(const Driver &driver, CUdevice device) {
+  int major = 0;
+  // Graphs keep the dependency from CUDA 12.3 on.
+  return driver.version >= 12030 &&
+         driver.device_get_attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) == CUDA_SUCCESS &&
+         major >= 9;
+}
+
+int launch(const Driver &driver, const void *symbol, uint32_t ctas, uint32_t threads, bool overlaps, void *params,
+           kvbm_kernels_stream_t stream) {
+  CUfunction function;
+  if (int status = function_of(symbol, &function)) return status;
+  CUlaunchAttribute overlap{};
+  overlap.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+  overlap.value.programmaticStreamSerializationAllowed = 1;
+  CUlaunchConfig config{};
+  config.gridDimX = ctas;
+  config.gridDimY = config.gridDimZ = 1;
+  config.blockDimX = threads;
+  config.blockDimY = config.blockDimZ = 1;
+  config.hStream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = overlaps ? 1 : 0;
+  void *arguments[] = {params};
+  return driver.launch_kernel(&config, function, arguments, nullptr);
+}
+
 bool Launcher::overlaps() {
-  if (overlaps_ < 0) {
-    int major = 0;
-    // Graphs keep the dependency from CUDA 12.3 on.
-    overlaps_ = driver_.version >= 12030 &&
-                driver_.device_get_attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, context_.device()) ==
-                    CUDA_SUCCESS &&
-                major >= 9;
-  }
+  if (overlaps_ < 0) overlaps_ = launches_overlap(driver_, context_.device());
   return overlaps_ != 0;
 }
 
@@ -50,23 +70,8 @@ int Launcher::launch(LargeParams &params, size_t num_words, bool gathers, Budget
   const uint32_t after = !lets_next ? kChainNone : budget.max_ctas ? kChainLate : kChainEarly;
   head.chain = before | after;
 
-  CUfunction function;
-  if (int status = function_of(symbol, &function)) return status;
-
-  CUlaunchAttribute overlap{};
-  overlap.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-  overlap.value.programmaticStreamSerializationAllowed = 1;
-  CUlaunchConfig config{};
-  config.gridDimX = grid.ctas;
-  config.gridDimY = config.gridDimZ = 1;
-  config.blockDimX = grid.threads;
-  config.blockDimY = config.blockDimZ = 1;
-  config.hStream = stream_;
-  config.attrs = &overlap;
-  config.numAttrs = overlaps() ? 1 : 0;
   chained_ = lets_next;
-  void *arguments[] = {&params};
-  return driver_.launch_kernel(&config, function, arguments, nullptr);
+  return device::launch(driver_, symbol, grid.ctas, grid.threads, overlaps(), &params, stream_);
 }
 
 }  // namespace kvbm::device

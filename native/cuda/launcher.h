@@ -6,6 +6,14 @@
 
 namespace kvbm::device {
 
+// Whether a launch may come while what precedes it on its stream ends.
+bool launches_overlap(const Driver &driver, CUdevice device);
+
+// Starts a kernel that takes these parameters. Where it overlaps with what precedes it, the kernel has to wait for that
+// before it touches anything.
+int launch(const Driver &driver, const void *symbol, uint32_t ctas, uint32_t threads, bool overlaps, void *params,
+           kvbm_kernels_stream_t stream);
+
 // The launches of one call, on one stream.
 class Launcher {
  public:

@@ -2,8 +2,9 @@
 #include <algorithm>
 
 #include "engine.h"
+#include "launcher.h"
+#include "peer.h"
 #include "rows.cuh"
-#include "runtime.h"
 #include "status.h"
 
 namespace kvbm::device {
@@ -18,20 +19,26 @@ uint32_t log2_from(uint64_t n) {  // of the first power of two that is not small
   return log2;
 }
 
-// What a kernel is chosen by: how wide it moves, and how often in a piece.
+// What a kernel is chosen by: how wide it moves, how often in a piece, and, of rows as they are, of how many pieces.
 struct Variant {
-  uint32_t width, steps;
+  uint32_t width, steps, pieces;
 };
 
-struct Kernel {
+struct RowsKernel {
   const void *symbol;
   uint32_t pieces;  // that a group of lanes takes
 };
 
 class Rows {
  public:
-  Rows(const char *fn, const Driver &driver, const TokenRows &call, kvbm_kernels_stream_t stream)
-      : fn_(fn), driver_(driver), call_(call), stream_(stream), plan_(plan_of_token(call)) {}
+  Rows(const char *fn, const Driver &driver, const StreamContext &context, const TokenRows &call,
+       kvbm_kernels_stream_t stream)
+      : fn_(fn),
+        driver_(driver),
+        call_(call),
+        stream_(stream),
+        overlaps_(launches_overlap(driver, context.device())),
+        plan_(plan_of_token(call)) {}
 
   int run() {
     describe_map();
@@ -46,7 +53,7 @@ class Rows {
     if (per_item > kMostPieces) {
       return fail(KVBM_KERNELS_ERROR_INVALID_VALUE, fn_, "one token is more than a launch can index");
     }
-    const uint64_t most_items = std::min<uint64_t>(LargeRowsParams::kItems, kMostPieces / per_item);
+    const uint64_t most_items = std::min<uint64_t>(RowsParams::kItems, kMostPieces / per_item);
     for (size_t item = 0; item < items; item += most_items) {
       const size_t num_items = std::min<size_t>(items - item, most_items);
       const size_t most_tokens = kMostPieces / (per_item * num_items);
@@ -54,8 +61,7 @@ class Rows {
         const size_t num_tokens = std::min(call_.shape.num_tokens - token, most_tokens);
         describe_launch(item, num_items, token, num_tokens);
         head.num_pieces = static_cast<uint32_t>(per_item * num_items * num_tokens);
-        if (int status = num_items <= SmallRowsParams::kItems ? launch<SmallRowsParams>(variant)
-                                                              : launch<LargeRowsParams>(variant)) {
+        if (int status = launch(variant)) {
           return fail(status, fn_, "CUDA refused the launch");
         }
       }
@@ -148,13 +154,16 @@ class Rows {
       const uint32_t fewest = log2_from(kSectorNbytes / width), lanes = log2_from((head.vectors + 3) / 4);
       head.lanes_log2 = std::min(std::max(fewest, lanes), kWarpTileLog2);
       const uint32_t steps = ((head.vectors - 1) >> head.lanes_log2) + 1;
-      return {static_cast<uint32_t>(width), steps};
+      return {static_cast<uint32_t>(width), steps, 0};
     }
     variant.width = static_cast<uint32_t>(lowest_bit(rows | cache | plan_.segment_nbytes | kVectorNbytes));
     head.vectors = static_cast<uint32_t>(plan_.segment_nbytes / variant.width);
     head.lanes_log2 = std::min(log2_from(head.vectors), kWarpTileLog2);
-    const bool is_short = variant.width == kVectorNbytes && head.vectors <= 1u << head.lanes_log2;
-    variant.steps = is_short ? 1 : kLongSteps;
+    // A vector a thread of what does not fill the GPU, else two: of one piece, or of two pieces that are no longer.
+    const bool is_one_step = head.vectors <= 1u << head.lanes_log2;
+    const bool is_little = call_.total_nbytes() <= kLittle;
+    variant.steps = variant.width == kVectorNbytes && (is_one_step || is_little) ? 1 : kLongSteps;
+    variant.pieces = is_little ? 1 : kShortPieces;
     head.pieces = Divisor((head.vectors - 1) / (variant.steps << head.lanes_log2) + 1);
     return variant;
   }
@@ -171,48 +180,39 @@ class Rows {
     }
   }
 
-  template <typename P>
   int launch(const Variant &variant) {
-    const Kernel kernel = !call_.format.converts() ? moving<P>(variant)
-                          : call_.appends          ? quantizing<P>(variant)
-                                                   : dequantizing<P>(variant);
-    CUfunction function;
-    if (int status = function_of(kernel.symbol, &function)) return status;
+    const RowsKernel kernel = !call_.format.converts() ? moving(variant)
+                              : call_.appends          ? quantizing(variant)
+                                                       : dequantizing(variant);
     const uint32_t pieces = kernel.pieces * (kRowsThreads >> params_.head.lanes_log2);
-    CUlaunchConfig config{};
-    config.gridDimX = (params_.head.num_pieces - 1) / pieces + 1;
-    config.gridDimY = config.gridDimZ = 1;
-    config.blockDimX = kRowsThreads;
-    config.blockDimY = config.blockDimZ = 1;
-    config.hStream = stream_;
-    void *arguments[] = {&params_};
-    return driver_.launch_kernel(&config, function, arguments, nullptr);
+    const uint32_t ctas = (params_.head.num_pieces - 1) / pieces + 1;
+    return device::launch(driver_, kernel.symbol, ctas, kRowsThreads, overlaps_, &params_, stream_);
   }
 
-  template <typename P>
-  Kernel moving(const Variant &variant) const {
-    return call_.appends ? moving<true, P>(variant) : moving<false, P>(variant);
+  RowsKernel moving(const Variant &variant) const {
+    return call_.appends ? moving<true>(variant) : moving<false>(variant);
   }
-  template <bool kAppends, typename P>
-  static Kernel moving(const Variant &variant) {
+  template <bool kAppends>
+  static RowsKernel moving(const Variant &variant) {
     switch (variant.width) {
       case 16:
-        if (variant.steps == 1) return {symbol(move_rows<16, 1, kShortPieces, kAppends, P>), kShortPieces};
-        return {symbol(move_rows<16, kLongSteps, 1, kAppends, P>), 1};
+        if (variant.steps != 1) return {symbol(move_rows<16, kLongSteps, 1, kAppends>), 1};
+        if (variant.pieces == 1) return {symbol(move_rows<16, 1, 1, kAppends>), 1};
+        return {symbol(move_rows<16, 1, kShortPieces, kAppends>), kShortPieces};
       case 8:
-        return {symbol(move_rows<8, kLongSteps, 1, kAppends, P>), 1};
+        return {symbol(move_rows<8, kLongSteps, 1, kAppends>), 1};
       case 4:
-        return {symbol(move_rows<4, kLongSteps, 1, kAppends, P>), 1};
+        return {symbol(move_rows<4, kLongSteps, 1, kAppends>), 1};
       case 2:
-        return {symbol(move_rows<2, kLongSteps, 1, kAppends, P>), 1};
+        return {symbol(move_rows<2, kLongSteps, 1, kAppends>), 1};
       default:
-        return {symbol(move_rows<1, kLongSteps, 1, kAppends, P>), 1};
+        return {symbol(move_rows<1, kLongSteps, 1, kAppends>), 1};
     }
   }
 
   // choose(constant) with the type of the rows.
   template <typename Choose>
-  Kernel with_dtype(Choose choose) const {
+  RowsKernel with_dtype(Choose choose) const {
     switch (call_.format.dtype_value) {
       case KVBM_KERNELS_DTYPE_F16:
         return choose(std::integral_constant<int, KVBM_KERNELS_DTYPE_F16>{});
@@ -223,55 +223,52 @@ class Rows {
     }
   }
 
-  template <typename P>
-  Kernel quantizing(const Variant &variant) const {
-    return with_dtype([&](auto dtype) -> Kernel {
+  RowsKernel quantizing(const Variant &variant) const {
+    return with_dtype([&](auto dtype) -> RowsKernel {
       constexpr int kDtype = decltype(dtype)::value;
       if (variant.width == 4) {
         // As many as registers hold.
         constexpr int kShortRows = kDtype == KVBM_KERNELS_DTYPE_F32 ? 2 : 4;
-        if (variant.steps <= 2) return {symbol(quantize_rows<kDtype, 4, 2, kShortRows, P>), kShortRows};
-        if (variant.steps <= 4) return {symbol(quantize_rows<kDtype, 4, 4, 2, P>), 2};
-        if (variant.steps <= 5) return {symbol(quantize_rows<kDtype, 4, 5, 1, P>), 1};
-        return {symbol(quantize_rows<kDtype, 4, 0, 1, P>), 1};
+        if (variant.steps <= 2) return {symbol(quantize_rows<kDtype, 4, 2, kShortRows>), kShortRows};
+        if (variant.steps <= 4) return {symbol(quantize_rows<kDtype, 4, 4, 2>), 2};
+        if (variant.steps <= 5) return {symbol(quantize_rows<kDtype, 4, 5, 1>), 1};
+        return {symbol(quantize_rows<kDtype, 4, 0, 1>), 1};
       }
       if (variant.width == 2) {
-        if (variant.steps <= 4) return {symbol(quantize_rows<kDtype, 2, 4, 2, P>), 2};
-        return {symbol(quantize_rows<kDtype, 2, 0, 1, P>), 1};
+        if (variant.steps <= 4) return {symbol(quantize_rows<kDtype, 2, 4, 2>), 2};
+        return {symbol(quantize_rows<kDtype, 2, 0, 1>), 1};
       }
-      return {symbol(quantize_rows<kDtype, 1, 0, 1, P>), 1};
+      return {symbol(quantize_rows<kDtype, 1, 0, 1>), 1};
     });
   }
 
-  template <typename P>
-  Kernel dequantizing(const Variant &variant) const {
-    return with_dtype([&](auto dtype) -> Kernel {
+  RowsKernel dequantizing(const Variant &variant) const {
+    return with_dtype([&](auto dtype) -> RowsKernel {
       constexpr int kDtype = decltype(dtype)::value;
-      if (variant.width == 4) return {symbol(dequantize_rows<kDtype, 4, 4, 2, P>), 2};
-      if (variant.width == 2) return {symbol(dequantize_rows<kDtype, 2, 4, 2, P>), 2};
-      return {symbol(dequantize_rows<kDtype, 1, 4, 1, P>), 1};
+      if (variant.width == 4) return {symbol(dequantize_rows<kDtype, 4, 4, 2>), 2};
+      if (variant.width == 2) return {symbol(dequantize_rows<kDtype, 2, 4, 2>), 2};
+      return {symbol(dequantize_rows<kDtype, 1, 4, 1>), 1};
     });
   }
 
-  template <typename P>
-  static const void *symbol(void (*kernel)(P)) {
-    return reinterpret_cast<const void *>(kernel);
-  }
+  static const void *symbol(void (*kernel)(RowsParams)) { return reinterpret_cast<const void *>(kernel); }
 
-  static constexpr uint32_t kShortPieces = 2;  // as many vectors a thread as a copy has
-  static constexpr uint32_t kLongSteps = 4;
+  static constexpr uint32_t kShortPieces = 2;
+  static constexpr uint32_t kLongSteps = 2;
+  static constexpr size_t kLittle = size_t{2} << 20;
   static constexpr uint32_t kSectorNbytes = 32;
 
   const char *fn_;
   const Driver &driver_;
   const TokenRows &call_;
   kvbm_kernels_stream_t stream_;
+  bool overlaps_;
   Plan plan_;
-  LargeRowsParams params_{};
+  RowsParams params_{};
 };
 
 // Judged by the first of each, as in a copy: ordinary memory is not for kernels.
-int check_places(const char *fn, const Driver &driver, CUdevice device, const TokenRows &call) {
+int check_places(const char *fn, const Driver &driver, const StreamContext &context, const TokenRows &call) {
   const auto first = [](const kvbm_kernels_view &view) {
     return reinterpret_cast<uintptr_t>(view.bases[0]) + static_cast<uintptr_t>(view.offset);
   };
@@ -279,17 +276,22 @@ int check_places(const char *fn, const Driver &driver, CUdevice device, const To
     const char *name;
     uintptr_t address;
   } places[] = {
-      {"the memory of rows", first(call.rows)},
-      {"the memory of the cache", first(call.cache)},
-      {"map->slots", reinterpret_cast<uintptr_t>(call.map.slots)},
-      {"map->block_tables", call.map.slots ? 0 : reinterpret_cast<uintptr_t>(call.map.block_tables)},
-      {"map->starts", call.map.slots ? 0 : reinterpret_cast<uintptr_t>(call.map.starts)},
+      {"memory of rows", first(call.rows)},
+      {"memory of the cache", first(call.cache)},
+      {"array map->slots", reinterpret_cast<uintptr_t>(call.map.slots)},
+      {"array map->block_tables", call.map.slots ? 0 : reinterpret_cast<uintptr_t>(call.map.block_tables)},
+      {"array map->starts", call.map.slots ? 0 : reinterpret_cast<uintptr_t>(call.map.starts)},
   };
   for (const auto &place : places) {
-    if (!place.address || memory_at(driver, place.address).kind != Memory::kPageable) continue;
-    if (reads_pageable_memory(driver, device)) return 0;
+    if (!place.address) continue;
+    const Memory memory = memory_at(driver, place.address);
+    if (memory.kind != Memory::kPageable) {
+      if (int status = reach(fn, place.name, driver, context, memory, place.address)) return status;
+      continue;
+    }
+    if (reads_pageable_memory(driver, context.device())) continue;
     return fail(KVBM_KERNELS_ERROR_INVALID_VALUE, fn,
-                "%s is ordinary host memory, expected device memory or pinned host memory", place.name);
+                "the %s is ordinary host memory, expected device memory or pinned host memory", place.name);
   }
   return 0;
 }
@@ -301,8 +303,8 @@ int move_rows(const char *fn, const TokenRows &call, kvbm_kernels_stream_t strea
   if (d.status) return fail(d.status, fn, "there is no usable CUDA driver");
   const StreamContext context(d, stream);
   if (context.status()) return fail(context.status(), fn, "the stream's device cannot be used");
-  if (int status = check_places(fn, d, context.device(), call)) return status;
-  return Rows(fn, d, call, stream).run();
+  if (int status = check_places(fn, d, context, call)) return status;
+  return Rows(fn, d, context, call, stream).run();
 }
 
 }  // namespace kvbm::device

@@ -1,4 +1,5 @@
-// The kernels of append and gather: rows as they are, rows that are quantised, rows that are dequantised.
+// The kernels of append and gather: rows as they are, rows that are quantised, rows that are dequantised. Each waits
+// for what precedes it on the stream before it touches memory, and works out addresses meanwhile.
 #pragma once
 
 #include "kernel.cuh"
@@ -15,8 +16,7 @@ struct Piece {
   uint32_t innermost;  // its index in the innermost dimension
 };
 
-template <typename P>
-__device__ __forceinline__ Piece find_piece(const P &p, uint32_t piece) {
+__device__ __forceinline__ Piece find_piece(const RowsParams &p, uint32_t piece) {
   const RowsHead &head = p.head;
   Piece found;
   uint32_t rest = piece;
@@ -68,8 +68,7 @@ struct Group {
 
   // Where the pieces are but for their place in the cache. Past the end, the last again: it is there anyway, and all
   // lanes take part in what a group does together.
-  template <typename P>
-  __device__ __forceinline__ explicit Group(const P &p) {
+  __device__ __forceinline__ explicit Group(const RowsParams &p) {
     const RowsHead &head = p.head;
     lanes = 1u << head.lanes_log2;
     lane = threadIdx.x & (lanes - 1);
@@ -112,8 +111,8 @@ struct Group {
 };
 
 // Rows as they are. Each lane moves kSteps vectors of W bytes of each of its kPieces pieces.
-template <int W, int kSteps, int kPieces, bool kAppends, typename P>
-__global__ void __launch_bounds__(kRowsThreads) move_rows(const __grid_constant__ P p) {
+template <int W, int kSteps, int kPieces, bool kAppends>
+__global__ void __launch_bounds__(kRowsThreads) move_rows(const __grid_constant__ RowsParams p) {
   const RowsHead &head = p.head;
   typename Access<W>::Type data[kPieces][kSteps];
   Group<kPieces> group(p);
@@ -128,6 +127,7 @@ __global__ void __launch_bounds__(kRowsThreads) move_rows(const __grid_constant_
     const char *const from = kAppends ? group.pieces[j].rows : group.pieces[j].cache;
     each_vector(j, [&](uint64_t at, auto &vector) { vector = Access<W>::load(from + at); });
   };
+  wait_for_previous();
   // What is read is asked for as soon as its address is known: in an append before the map is.
   if (kAppends) {
 #pragma unroll
@@ -180,12 +180,13 @@ __device__ __forceinline__ float get_scale(const char *row, const RowsHead &head
 
 // A row a piece, kWidth numbers a lane at a time: kSteps times at most, which stay in registers; with kSteps = 0 any
 // number of times, and a row is read a second time once its scale is known.
-template <int kDtype, int kWidth, int kSteps, int kPieces, typename P>
-__global__ void __launch_bounds__(kRowsThreads) quantize_rows(const __grid_constant__ P p) {
+template <int kDtype, int kWidth, int kSteps, int kPieces>
+__global__ void __launch_bounds__(kRowsThreads) quantize_rows(const __grid_constant__ RowsParams p) {
   using Given = Numbers<kDtype, kWidth>;
   const RowsHead &head = p.head;
   Given given[kPieces][kSteps ? kSteps : 1];
   Group<kPieces> group(p);
+  wait_for_previous();
   uint32_t most[kPieces];
 #pragma unroll
   for (int j = 0; j < kPieces; ++j) {
@@ -261,11 +262,12 @@ __global__ void __launch_bounds__(kRowsThreads) quantize_rows(const __grid_const
 }
 
 // As quantize_rows, the other way.
-template <int kDtype, int kWidth, int kSteps, int kPieces, typename P>
-__global__ void __launch_bounds__(kRowsThreads) dequantize_rows(const __grid_constant__ P p) {
+template <int kDtype, int kWidth, int kSteps, int kPieces>
+__global__ void __launch_bounds__(kRowsThreads) dequantize_rows(const __grid_constant__ RowsParams p) {
   constexpr int kAtOnce = kSteps ? kSteps : 1;
   const RowsHead &head = p.head;
   Group<kPieces> group(p);
+  wait_for_previous();
   group.find_places(head);
   float scale[kPieces];
 #pragma unroll

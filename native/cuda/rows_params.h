@@ -67,16 +67,12 @@ struct RowsBase {
   uint64_t rows, cache;
 };
 
-// The bases of items: of the layers and outer indices whose places no stride tells.
-template <size_t kNbytes>
+// One length for all kernels: a base for each of K and V of each layer fits, and a launch costs little more for it.
 struct RowsParams {
-  static constexpr uint32_t kItems = (kNbytes - sizeof(RowsHead)) / sizeof(RowsBase);
+  static constexpr uint32_t kItems = (3072 - sizeof(RowsHead)) / sizeof(RowsBase);
   RowsHead head;
-  RowsBase bases[kItems];
+  RowsBase bases[kItems];  // of items: the layers and outer indices whose places no stride tells
 };
-
-// For an append of one layer, and of all.
-using SmallRowsParams = RowsParams<640>;
-using LargeRowsParams = RowsParams<4096>;
+static_assert(RowsParams::kItems >= 160, "K and V of 80 layers");
 
 }  // namespace kvbm::device

@@ -2,8 +2,9 @@
 #include <algorithm>
 
 #include "engine.h"
-#include "params.h"
-#include "runtime.h"
+#include "kernel.cuh"
+#include "launcher.h"
+#include "peer.h"
 #include "status.h"
 
 namespace kvbm::device {
@@ -24,27 +25,20 @@ static_assert(sizeof(ManyStores) <= kLargeParams, "past the parameter limit");
 
 template <typename P>
 __global__ void __launch_bounds__(kThreads) store_words(const __grid_constant__ P p) {
+  wait_for_previous();
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i < p.n) *p.dsts[i] = p.values[i];
 }
 
 template <typename P>
-[[gnu::noinline]] int store_part(const Driver &driver, uint32_t *const *dsts, const uint32_t *values, size_t n,
-                                 kvbm_kernels_stream_t stream) {
+[[gnu::noinline]] int store_part(const Driver &driver, bool overlaps, uint32_t *const *dsts, const uint32_t *values,
+                                 size_t n, kvbm_kernels_stream_t stream) {
   P params;
   params.n = static_cast<uint32_t>(n);
   std::copy(values, values + n, params.values);
   std::copy(dsts, dsts + n, params.dsts);
-  CUfunction function;
-  if (int status = function_of(reinterpret_cast<const void *>(store_words<P>), &function)) return status;
-  CUlaunchConfig config{};
-  config.gridDimX = (params.n - 1) / kThreads + 1;
-  config.gridDimY = config.gridDimZ = 1;
-  config.blockDimX = kThreads;
-  config.blockDimY = config.blockDimZ = 1;
-  config.hStream = stream;
-  void *arguments[] = {&params};
-  return driver.launch_kernel(&config, function, arguments, nullptr);
+  return launch(driver, reinterpret_cast<const void *>(store_words<P>), (params.n - 1) / kThreads + 1, kThreads,
+                overlaps, &params, stream);
 }
 
 }  // namespace
@@ -59,15 +53,20 @@ int store_u32(const char *fn, uint32_t *const *dsts, const uint32_t *values, siz
   Memory memory{};
   for (size_t i = 0; i < n && !any_memory; ++i) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(dsts[i]);
-    if (!memory.holds(address, sizeof(uint32_t))) memory = memory_at(d, address);
-    if (memory.kind != Memory::kPageable) continue;
+    if (memory.holds(address, sizeof(uint32_t))) continue;
+    memory = memory_at(d, address);
+    if (memory.kind != Memory::kPageable) {
+      if (int status = reach(fn, "destination", d, context, memory, address)) return status;
+      continue;
+    }
     return fail(KVBM_KERNELS_ERROR_INVALID_VALUE, fn,
                 "dsts[%zu] is in ordinary host memory, expected device memory or pinned host memory", i);
   }
+  const bool overlaps = launches_overlap(d, context.device());
   for (size_t first = 0; first < n; first += ManyStores::kMost) {
     const size_t part = std::min<size_t>(n - first, ManyStores::kMost);
     const auto store = part <= FewStores::kMost ? store_part<FewStores> : store_part<ManyStores>;
-    if (int status = store(d, dsts + first, values + first, part, stream)) {
+    if (int status = store(d, overlaps, dsts + first, values + first, part, stream)) {
       return fail(status, fn, "CUDA refused the launch");
     }
   }
