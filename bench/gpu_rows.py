@@ -2,8 +2,12 @@
 
     python3 bench/gpu_rows.py [--short] [--only TEXT] [--json FILE]
 
-Lines as those of gpu_bench.py. A decode step is beside kvbm_kernels_copy_blocks of the same rows to the same places,
-whose addresses are known at the launch; a prefill beside one cudaMemcpyAsync of the rows that it is given.
+A line a case: GB/s of the case and of the copy, both of them the bytes of the rows given, read and written, over the
+time that was taken; their ratio, the ratio to reach, and whether what came out was right. A decode step is beside
+kvbm_kernels_copy_blocks of the same rows to places that are known at the launch, a prefill beside one cudaMemcpyAsync
+of its rows. Times are medians of samples from CUDA events. A sample is queued behind a spinning kernel, so that the GPU
+never waits for the caller, and goes through as many sets of buffers as it takes to not fit the L2 cache. The copy is
+sampled in turns with the case.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import statistics
 import sys
+from collections.abc import Callable
 from ctypes import byref
 from pathlib import Path
 
@@ -19,7 +25,6 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from gpu_bench import Call, Report, stream
 
 from gpu_support import Options, Shape, View, library, table
 from rows_case import DTYPES, STORED, Quantization, TokenMap
@@ -28,6 +33,63 @@ NH, HD, BLOCK_SIZE = 8, 128, 16
 ROW = 2 * HD
 SCALES_ROW = HD + 4
 L2_NBYTES = 128 << 20
+# Long enough to queue all of a sample behind it, so that what the host takes does not count.
+SPIN_CYCLES = 8_000_000
+Call = Callable[[], object]
+
+
+def stream() -> int:
+    return torch.cuda.current_stream().cuda_stream
+
+
+def sample(calls: list[Call]) -> float:
+    """Seconds a call, over a turn through the sets of buffers, or several through a few large ones."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    rounds = max(1, 4 // len(calls))
+    torch.cuda._sleep(SPIN_CYCLES)
+    begin.record()
+    for _ in range(rounds):
+        for call in calls:
+            call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / len(calls) / rounds
+
+
+class Report:
+    def __init__(self, only: str, samples: int) -> None:
+        self.only, self.samples = only, samples
+        self.rows: list[dict[str, object]] = []
+        print(f"{'case':<58}{'GB/s':>8}{'copy':>8}{'ratio':>7}{'aim':>6}  ok")
+
+    def wants(self, name: str) -> bool:
+        return any(text in name for text in self.only.split(","))
+
+    def add(
+        self,
+        name: str,
+        nbytes: int,
+        aim: float,
+        cases: list[Call],
+        copies: list[Call],
+        target: torch.Tensor,
+        right: Callable[[], bool],
+    ) -> None:
+        """target is what the case writes; it is spoilt first, so that nothing an earlier case wrote passes for it."""
+        target.fill_(0xEE)
+        for call in (*cases, *copies):
+            call()
+        torch.cuda.synchronize()
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(self.samples):
+            for kept, calls in zip(times, (cases, copies), strict=True):
+                kept.append(sample(calls))
+        seconds, copy_seconds = (statistics.median(kept) for kept in times)
+        ratio, ok = copy_seconds / seconds, right()
+        speed, copy_speed = nbytes / seconds / 1e9, nbytes / copy_seconds / 1e9
+        self.rows.append({"case": name, "speed": speed, "copy": copy_speed, "ratio": ratio, "aim": aim, "ok": ok})
+        mark = "WRONG" if not ok else "yes" if ratio >= aim else "yes  below"
+        print(f"{name:<58}{speed:8.1f}{copy_speed:8.1f}{ratio:7.3f}{aim:6.2f}  {mark}", flush=True)
 
 
 class Step:
