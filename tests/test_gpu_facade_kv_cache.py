@@ -13,8 +13,9 @@ import reference
 from buildtools import ROOT
 from gpu_arrays import sleep
 from kv_machine import Caches
-from kv_places import Torch
+from kv_places import Cupy, Torch
 from kv_support import BS, HD, NH, NL, new_pool
+from kvbm_kernels import lifetime
 from test_kv_device import Held
 
 pytestmark = pytest.mark.gpu
@@ -202,6 +203,27 @@ class TestStreams:
             reference.assert_same_bytes(place.get(k), rows)
             reference.assert_same_bytes(place.get(v), rows)
             assert bool((out == 4).all())
+
+    def test_cupy(self, torch, rng):
+        """Its arrays are made, and its calls are put, on the stream of whatever library."""
+        place = Cupy()
+        stream = torch.cuda.Stream()
+        held = Held(place, kk.KvCache.paged(new_pool(kv_dtype=kk.KvInt8, **place.options), stream=stream))
+        rows = [place.put(a) for a in held.given(rng, 9)]
+        late = [place.cupy.zeros_like(a) for a in rows]
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            sleep(40)
+        with lifetime.cupy_stream(place.cupy.cuda, stream.cuda_stream):
+            for to, of in zip(late, rows, strict=True):
+                to[...] = of
+        held.cache.append(*late, stream=stream)
+        found = held.cache.gather(stream=stream.cuda_stream)
+        assert not stream.query()
+        stream.synchronize()
+        for actual, expected in zip(found, held.stored(), strict=True):
+            reference.assert_same_bytes(place.get(actual), expected)
+        held.check()
 
     def test_rows_dropped_right_after_the_call(self, torch, place):
         """On another stream, the rows' memory is not handed out again before it has been read."""

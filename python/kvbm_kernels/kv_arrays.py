@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from kvbm_kernels.dtypes import DType
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
 from kvbm_kernels.layouts import as_integer
-from kvbm_kernels.streams import StreamLike, as_handle, as_torch_stream
+from kvbm_kernels.streams import StreamLike, as_cupy_stream, as_torch_stream
 
 
 class ArrayMaker(Protocol):
@@ -119,11 +120,10 @@ class CupyArrays:
             raise KvbmTypeError(f"device is {device!r}, expected the number of a CUDA device or None")
         self.device: Any = self._cupy.cuda.Device(number)
 
-    def on(self, stream: StreamLike | None) -> AbstractContextManager[Any]:
-        if stream is None:
-            return nullcontext()
-        context: AbstractContextManager[Any] = self._cupy.cuda.ExternalStream(as_handle(stream), self.device.id)
-        return context
+    @contextmanager
+    def on(self, stream: StreamLike | None) -> Iterator[None]:
+        with self.device, nullcontext() if stream is None else as_cupy_stream(stream):
+            yield
 
     def zeros(self, shape: tuple[int, ...], dtype: DType) -> Any:
         with self.device:

@@ -130,7 +130,7 @@ def torch_stream(handle: int, device: int) -> Any:
 
 def _cupy_mark(cuda: Any, handle: int, device: int | None) -> Callable[[], bool] | None:
     with cuda.Device(device):
-        on = _cupy_stream(cuda, handle)
+        on = cupy_stream(cuda, handle)
         if _captures(on.is_capturing) or _captures(cuda.get_current_stream().is_capturing):
             return None
         event = cuda.Event(disable_timing=True)
@@ -146,7 +146,8 @@ class _Handle:
         return 0, self._handle
 
 
-def _cupy_stream(cuda: Any, handle: int) -> Any:
+def cupy_stream(cuda: Any, handle: int) -> Any:
+    """The object of ``cupy.cuda`` for a stream of anyone's."""
     # CuPy 14 deprecates the one for the other.
     if hasattr(cuda.Stream, "from_external"):
         return cuda.Stream.from_external(_Handle(handle))

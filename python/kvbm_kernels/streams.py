@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from kvbm_kernels._native import check, ffi, lib
 from kvbm_kernels.arrays import Memory, current_stream, device_name
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError, StubBuildError
-from kvbm_kernels.lifetime import keep_until_passed, torch_stream
+from kvbm_kernels.lifetime import cupy_stream, keep_until_passed, torch_stream
 
 
 class SupportsCudaStream(Protocol):
@@ -94,6 +94,11 @@ def as_torch_stream(stream: StreamLike, device: int) -> Any:
     if isinstance(stream, sys.modules["torch"].cuda.Stream):
         return stream
     return torch_stream(as_handle(stream), device)
+
+
+def as_cupy_stream(stream: StreamLike) -> Any:
+    """A stream of any library as CuPy's. Raises KvbmTypeError and KvbmValueError."""
+    return cupy_stream(sys.modules["cupy"].cuda, as_handle(stream))
 
 
 def current_handle(places: Iterable[tuple[str, int | None]]) -> int:
