@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -135,6 +137,25 @@ def test_rows_repeated_by_strides(make, rng):
     many = np.broadcast_to(row, (NL, 6, NH, HD))
     cache.append(many, many)
     check(cache, many.copy(), many.copy())
+
+
+def test_rows_are_not_kept(make, rng):
+    """Where rows lie is remembered for the next step, the rows are not; others at the same address are others."""
+    cache = make()
+    k, v = pair(rng, 3)
+    given = k.copy()
+    alive = weakref.ref(given)
+    cache.append(given, given)
+    expected = [k]
+    given[...] = v
+    expected.append(v)
+    cache.append(given, given)
+    cache.append(given[:, :2], given[:, :2])
+    expected.append(v[:, :2])
+    del given
+    assert alive() is None
+    rows = np.concatenate(expected, 1)
+    check(cache, rows, rows)
 
 
 def test_tensors_are_taken_too(make, rng, torch):

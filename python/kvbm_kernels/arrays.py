@@ -320,6 +320,13 @@ class Memory(Uncopied):
         return ", ".join(sorted({device_name(device) for _, device in self.places})) or "cpu"
 
 
+def memory_of(array: Array, name: str) -> Memory:
+    """One array as a side of a copy; ``name`` is what to call it if it cannot be written."""
+    owners, device = [array.owner], array.form.device
+    places = {(array.form.library, device)}
+    return Memory(owners, owners if device is None else [], places, name if array.readonly else "")
+
+
 class Group(NamedTuple):
     """Arrays of one form, as a table of addresses needs them."""
 

@@ -197,7 +197,11 @@ class BlockAllocator:
     def are_writable(self, blocks: Sequence[int]) -> bool:
         """Whether :meth:`is_writable` is true of all these, which are blocks: this does not look whether they are."""
         references, hashes = self._references, self._hash_of_block
-        return all(references[block] == 1 and block not in hashes for block in blocks)
+        # all() takes twice as long, and a step asks this of every sequence.
+        for block in blocks:  # noqa: SIM110
+            if references[block] != 1 or block in hashes:
+                return False
+        return True
 
     def register(self, block: SupportsIndex, digest: bytes) -> bool:
         """Make a block in use findable under the hash of what it holds.

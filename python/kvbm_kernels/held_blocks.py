@@ -70,10 +70,9 @@ class HeldBlocks(Uncopied):
 
     def check_writable(self, start: int, stop: int) -> None:
         """Raise KvbmValueError if writing these tokens, which there is room for, would change what others see."""
-        written = self._written(start, stop)
-        if self._allocator.are_writable(self.ids[written.start : written.stop]):
+        if self._are_writable(start, stop):
             return
-        for i in written:
+        for i in self._written(start, stop):
             block = self.ids[i]
             if not self._allocator.is_writable(block):
                 why = "others have too" if self._allocator.refcount(block) > 1 else "is registered"
@@ -84,10 +83,7 @@ class HeldBlocks(Uncopied):
 
     def is_ready(self, start: int, stop: int) -> bool:
         """Whether make_room() would do nothing."""
-        if stop > self.room:
-            return False
-        written = self._written(start, stop)
-        return self._allocator.are_writable(self.ids[written.start : written.stop])
+        return stop <= self.room and self._are_writable(start, stop)
 
     def missing(self, start: int, stop: int) -> int:
         """Blocks that make_room() would take. Raises CapacityError."""
@@ -146,6 +142,10 @@ class HeldBlocks(Uncopied):
         if start >= stop:
             return range(0)
         return range(start // self._size, min(self.num_blocks(stop), len(self.ids)))
+
+    def _are_writable(self, start: int, stop: int) -> bool:
+        size = self._size
+        return start >= stop or self._allocator.are_writable(self.ids[start // size : -(-stop // size)])
 
     def _shared(self, start: int, stop: int) -> list[int]:
         """Where in the list there are blocks of others that writing these tokens would change."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex, TypeVar
 
 import numpy as np
 
 from kvbm_kernels._native import check, ffi, lib
-from kvbm_kernels.arrays import Expected, Group, describe, gather
+from kvbm_kernels.arrays import Array, Expected, Form, Group, Memory, conform, describe, memory_of
 from kvbm_kernels.blocks import BlockStack
 from kvbm_kernels.copy import copy_views
 from kvbm_kernels.dtypes import DType, DTypeLike, as_dtype
@@ -30,6 +30,8 @@ from kvbm_kernels.kv_tables import TokenMap, joined
 from kvbm_kernels.layouts import BlockShape, Layout, as_count, as_integer
 from kvbm_kernels.overlap import share_bytes
 from kvbm_kernels.streams import StreamLike, as_handle, launch
+
+ResultT = TypeVar("ResultT")
 
 
 class RowSpec(NamedTuple):
@@ -177,40 +179,23 @@ class Rows(Uncopied):
 
     def given(self, k: Any, v: Any, layer: SupportsIndex | None, order: Layout) -> TokenRows:
         """K and V of new tokens, of one layer or of all, checked. Raises KvbmTypeError and KvbmValueError."""
-        return self._rows_of(k, v, layer, order, self._dtype_of(k, "k"), self._dtype_of(v, "v"))
+        k_array, v_array = _named("k", describe, k), _named("v", describe, v)
+        dtypes = self._dtype_of(k_array, "k"), self._dtype_of(v_array, "v")
+        return self._rows_of(k_array, v_array, layer, order, *dtypes)
 
-    def _dtype_of(self, array: Any, name: str) -> DType:
+    def _dtype_of(self, array: Array, name: str) -> DType:
         """The type that rows are given in: as they are stored or, to be quantised, as what they are."""
-        if self.spec.scale is None:
-            return self.spec.kv_dtype.DTYPE
-        try:
-            return float_type(describe(array).form)
-        except KvbmError as error:
-            raise type(error)(f"{name} {error}") from None
+        return self.spec.kv_dtype.DTYPE if self.spec.scale is None else _named(name, float_type, array.form)
 
     def _rows_of(
-        self, k: Any, v: Any, layer: SupportsIndex | None, order: Layout, dtype: DType, v_dtype: DType
+        self, k: Array, v: Array, layer: SupportsIndex | None, order: Layout, dtype: DType, v_dtype: DType
     ) -> TokenRows:
-        nl, nh, hd, v_hd = self.spec[:4]
-        one = layer is not None or nl == 1
-        axes = ("" if one else "l") + ("thd" if order is Layout.NHD else "htd")
-        outer = None if one else nl
-        k_rows = gather([k], _expected_rows(outer, order, nh, hd, "head_dim", dtype), lambda _: "k")
-        v_rows = gather([v], _expected_rows(outer, order, nh, v_hd, "v_head_dim", v_dtype), lambda _: "v")
-        n, v_n = (group.form.shape[axes.index("t")] for group in (k_rows, v_rows))
-        if n != v_n:
-            raise KvbmValueError(f"v has {v_n} tokens, expected {n} as k")
-        if not n:
-            return TokenRows(0, (), ())
-        nl = 1 if one else nl
-        if k_rows.form == v_rows.form:
-            both = Group(k_rows.addresses + v_rows.addresses, k_rows.form, joined([k_rows.memory, v_rows.memory]))
-            return TokenRows(n, (_view(both, axes, _shape(nl, 2, nh, n, hd, dtype), order, "k"),), ("k and v",))
-        views = (
-            _view(k_rows, axes, _shape(nl, 1, nh, n, hd, dtype), order, "k"),
-            _view(v_rows, axes, _shape(nl, 1, nh, n, v_hd, v_dtype), order, "v"),
-        )
-        return TokenRows(n, views, ("k", "v"))
+        one = layer is not None or self.spec.num_layers == 1
+        n, views = _laid_out(self.spec, one, order, k.address, k.form, dtype, v.address, v.form, v_dtype)
+        memories = [memory_of(k, "k"), memory_of(v, "v")]
+        if len(views) == 1:
+            return TokenRows(n, (_in_memory(views[0], joined(memories)),), ("k and v",))
+        return TokenRows(n, tuple(map(_in_memory, views, memories)), ("k", "v"))
 
     def append(
         self,
@@ -257,7 +242,7 @@ class Rows(Uncopied):
             k = self.arrays.empty((*shape, hd), dtype)
             v = self.arrays.empty((*shape, v_hd), dtype)
         if n:
-            rows = self._rows_of(k, v, layer, order, dtype, dtype)
+            rows = self._rows_of(describe(k), describe(v), layer, order, dtype, dtype)
             stored = self._stored(len(rows.views), self.spec.layer_range(layer))
             for place, view, name in zip(stored, rows.views, rows.names, strict=True):
                 self._move("gather", view, place, view, name, places, stream)
@@ -341,7 +326,56 @@ def _at_slots(whole: Geometry, slots: Sequence[tuple[int, int]]) -> Geometry:
     return geometry
 
 
-def _view(group: Group, axes: str, shape: BlockShape, order: Layout, name: str) -> BlockStack:
+# A decode step gives the same arrays again and again, or others in their place.
+@lru_cache(maxsize=1024)
+def _laid_out(
+    spec: RowSpec,
+    one: bool,
+    order: Layout,
+    k_address: int,
+    k_form: Form,
+    k_dtype: DType,
+    v_address: int,
+    v_form: Form,
+    v_dtype: DType,
+) -> tuple[int, tuple[BlockStack, ...]]:
+    """How many tokens there are in arrays of K and V, and their rows, as views that hold no memory."""
+    nl, nh, hd, v_hd = spec[:4]
+    axes = ("" if one else "l") + ("thd" if order is Layout.NHD else "htd")
+    outer = None if one else nl
+    k_form = _named("k", conform, k_form, _expected_rows(outer, order, nh, hd, "head_dim", k_dtype))
+    v_form = _named("v", conform, v_form, _expected_rows(outer, order, nh, v_hd, "v_head_dim", v_dtype))
+    n, v_n = (form.shape[axes.index("t")] for form in (k_form, v_form))
+    if n != v_n:
+        raise KvbmValueError(f"v has {v_n} tokens, expected {n} as k")
+    nl = 1 if one else nl
+    if not n:
+        return 0, ()
+    if k_form == v_form:
+        return n, (_view([k_address, v_address], k_form, axes, _shape(nl, 2, nh, n, hd, k_dtype), order, "k"),)
+    return n, (
+        _view([k_address], k_form, axes, _shape(nl, 1, nh, n, hd, k_dtype), order, "k"),
+        _view([v_address], v_form, axes, _shape(nl, 1, nh, n, v_hd, v_dtype), order, "v"),
+    )
+
+
+def _view(addresses: list[int], form: Form, axes: str, shape: BlockShape, order: Layout, name: str) -> BlockStack:
     view = BlockStack.__new__(BlockStack)
-    view._lay_out(group, axes, shape, order, lambda _: name, PerIndex(outer=1))
+    view._lay_out(
+        Group(addresses, form, Memory([], [], set(), "")), axes, shape, order, lambda _: name, PerIndex(outer=1)
+    )
     return view
+
+
+def _in_memory(view: BlockStack, memory: Memory) -> BlockStack:
+    found = view._narrowed(view.geometry, view.shape)
+    found.memory = memory
+    return found
+
+
+def _named(name: str, function: Callable[..., ResultT], *arguments: Any) -> ResultT:
+    """The function's result, with the name in front of what it raises."""
+    try:
+        return function(*arguments)
+    except KvbmError as error:
+        raise type(error)(f"{name} {error}") from None

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbm_kernels._native import ffi, lib
-from kvbm_kernels.arrays import Memory, describe
+from kvbm_kernels.arrays import Memory, describe, memory_of
 from kvbm_kernels.errors import KvbmValueError, Uncopied
 from kvbm_kernels.kv_arrays import ArrayMaker
 from kvbm_kernels.streams import StreamLike, launch
@@ -55,15 +55,15 @@ class Updates(Uncopied):
         order = np.argsort(dsts)
         dsts = dsts[order]
         values = np.fromiter(self._values.values(), np.uint32, len(self._values))[order]
-        memories = list(self._memories.values())
-        self._values, self._memories = {}, {}
         launch(
             lambda handle: lib.kvbm_kernels_launch_store_u32(
                 ffi.from_buffer(_DSTS, dsts), ffi.from_buffer(_WORDS, values), len(values), handle
             ),
             stream,
-            {"the tables": joined(memories)},
+            {"the tables": joined(list(self._memories.values()))},
         )
+        self._values.clear()
+        self._memories.clear()
 
 
 def joined(memories: Sequence[Memory]) -> Memory:
@@ -86,16 +86,15 @@ class Table(Uncopied):
     def __init__(self, host: Words, arrays: ArrayMaker, updates: Updates) -> None:
         self.host = host
         self.array = arrays.table(host)
-        address, form, _, owner = describe(self.array)
-        self.address = address
-        is_host = form.device is None
-        if is_host and address != host.ctypes.data:
+        described = describe(self.array)
+        self.address = described.address
+        self.memory = memory_of(described, "the tables")
+        if self.memory.is_host and self.address != host.ctypes.data:
             raise KvbmValueError(
                 "arrays.table gave another array in host memory, expected the memory of the one it was given, or an "
                 "array in CUDA memory"
             )
-        self.memory = Memory([owner], [owner] if is_host else [], {(form.library, form.device)}, "")
-        self._noted_at = None if is_host else address
+        self._noted_at = None if self.memory.is_host else self.address
         self._updates = updates
 
     def put(self, at: int, value: int) -> None:

@@ -25,7 +25,7 @@ class LayerLengths(Uncopied):
 
     @property
     def longest(self) -> int:
-        return max(self._ahead.values(), default=self.shortest)
+        return max(self._ahead.values()) if self._ahead else self.shortest
 
     def set(self, layers: tuple[int, int], n: int) -> None:
         """All layers have n tokens, or one has that is to have more than before."""
