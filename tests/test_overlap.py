@@ -11,6 +11,7 @@ import pytest
 import kvbm_kernels as kk
 import reference
 from kinds import KINDS, layers, packed, views
+from kvbm_kernels import overlap
 
 BF16 = ml_dtypes.bfloat16
 NB, NL, NO, NT, NH, HD = 3, 2, 2, 5, 4, 16
@@ -159,3 +160,36 @@ def test_backwards_strides(kv, other):
     backwards = kk.UniversalBlocks(memory[:, ::-1, :, :, 1:][:, ::-1], half)
     forwards = kk.UniversalBlocks(memory[:, :, :, :, :-1], half)
     refuses(backwards, forwards, "dst and src overlap")
+
+
+class TestGroupsInOneBuffer:
+    """Engines keep groups of layers in one buffer, and a connector copies them at every step: no row is looked at."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_laid_out(self, monkeypatch):
+        def fail(_):
+            raise AssertionError("strides alone tell that these views share nothing")
+
+        monkeypatch.setattr(overlap, "_runs", fail)
+
+    def group(self, buffer, shape=SHAPE):
+        return kk.BlockStack.from_layers(list(buffer), shape)
+
+    def test_side_by_side_in_each_block(self, kv):
+        """Blocks of all layers, [num_blocks, layers, ...], and two groups of the layers."""
+        blocks = np.zeros((NB, 2 * NL, NO, NT, NH, HD), BF16)
+        layers_first = blocks.swapaxes(0, 1)
+        kk.copy_blocks(self.group(layers_first[:NL]), self.group(layers_first[NL:]))
+
+    @pytest.mark.parametrize("layers_outermost", [True, False])
+    def test_over_each_other_in_different_blocks(self, layers_outermost):
+        """A block belongs to one group at a time, which may divide it in another way."""
+        narrow = dataclasses.replace(SHAPE, nt=2 * NT, hd=HD // 2)
+        extents = (NL, NB) if layers_outermost else (NB, NL)
+        wide = np.zeros((*extents, NO, NT, NH, HD), BF16)
+        same = wide.reshape(*extents, NO, 2 * NT, NH, HD // 2)
+        if not layers_outermost:
+            wide, same = wide.swapaxes(0, 1), same.swapaxes(0, 1)
+        outs = [np.zeros_like(wide.swapaxes(0, 1)[:1]), np.zeros_like(same.swapaxes(0, 1)[:1])]
+        srcs = [self.group(out.swapaxes(0, 1), shape) for out, shape in zip(outs, (SHAPE, narrow), strict=True)]
+        kk.copy_blocks([self.group(wide)[[2]], self.group(same, narrow)[[0]]], srcs)

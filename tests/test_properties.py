@@ -253,3 +253,36 @@ def test_memory_shared_by_two_parts_of_a_view_is_found_and_only_it(geometry, dat
     assert share_bytes(one, two) == bool(shared)
     rows = rows_of(one)
     assert rows_collide(one) == (len({b for row in rows for b in row}) < sum(map(len, rows)))
+
+
+@st.composite
+def in_cells(draw):
+    """Two sets of rows whose blocks are as far from each other: layers of one buffer, behind or inside each other."""
+    cell, num_blocks = draw(st.integers(2, 12)), draw(st.integers(1, 4))
+
+    def layers():
+        tokens, row_nbytes = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+        places = st.tuples(st.integers(0, 3), st.integers(0, cell))
+        bases = [
+            BASE + region * cell * num_blocks + at for region, at in draw(st.lists(places, min_size=1, max_size=3))
+        ]
+        return Geometry(
+            np.array(bases, np.int64),
+            PerIndex(layer=1),
+            PerIndex(block=cell, token=row_nbytes),
+            PerIndex(num_blocks, len(bases), 1, tokens, 1),
+            row_nbytes,
+            draw(st.integers(0, 2)),
+            np.array(draw(st.lists(st.integers(0, num_blocks - 1), max_size=3)), np.int64),
+        )
+
+    return layers(), layers()
+
+
+@settings(max_examples=800, deadline=None)
+@given(in_cells())
+def test_memory_shared_within_a_buffer_is_found_and_only_it(pair):
+    one, two = pair
+    shared = {b for row in rows_of(one) for b in row} & {b for row in rows_of(two) for b in row}
+    assert share_bytes(one, two) == bool(shared)
+    assert share_bytes(two, one) == bool(shared)

@@ -56,7 +56,6 @@ class Geometry(Uncopied):
         "_c_table",
         "_c_view",
         "_chosen",
-        "apart_from",
         "bases",
         "bounds",
         "cannot_collide",
@@ -65,6 +64,7 @@ class Geometry(Uncopied):
         "has_repeats",
         "ids",
         "offset",
+        "relations",
         "root",
         "row_nbytes",
         "steps",
@@ -99,7 +99,7 @@ class Geometry(Uncopied):
         self.bounds: tuple[int, int] | None = None
         self.cannot_collide: bool | None = None
         self.has_repeats: bool | None = None
-        self.apart_from: weakref.WeakSet[Geometry] | None = None
+        self.relations: weakref.WeakKeyDictionary[Geometry, Any] | None = None
         self._c_table: Any = None
         self._c_numbers: Any = None
         self._c_view: Any = None

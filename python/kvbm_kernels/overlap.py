@@ -10,6 +10,7 @@ import math
 import operator
 import weakref
 from collections.abc import Sequence
+from enum import Enum, auto
 from functools import lru_cache
 
 import numpy as np
@@ -59,7 +60,10 @@ def share_bytes(rows: Geometry, others: Geometry) -> bool:
     else:
         low, high = _bounds(root)
         other_low, other_high = _bounds(other_root)
-        if high <= other_low or other_high <= low or _are_known_apart(root, other_root):
+        if high <= other_low or other_high <= low:
+            return False
+        relation = _relation(root, other_root)
+        if relation is _Relation.APART or (relation is _Relation.BY_BLOCK and not _share_blocks(rows, others)):
             return False
     return ranges_meet(*_runs(rows), *_runs(others))
 
@@ -106,20 +110,54 @@ def _share_indices(rows: Geometry, others: Geometry) -> bool:
         start, other_start = rows.first[i], others.first[i]
         if start + rows.extents[i] <= other_start or other_start + others.extents[i] <= start:
             return False
+    return _share_blocks(rows, others)
+
+
+def _share_blocks(rows: Geometry, others: Geometry) -> bool:
+    """Whether a block has the same number in both. Without ids, all are there."""
     if rows.ids is None or others.ids is None:
         return True
     return not set(rows.ids.tolist()).isdisjoint(others.ids.tolist())
 
 
-def _are_known_apart(root: Geometry, other: Geometry) -> bool:
-    if root.apart_from is None:
-        root.apart_from = weakref.WeakSet()
-    if other in root.apart_from:
-        return True
-    apart = not ranges_meet(*_spans(root), *_spans(other))
-    if apart:
-        root.apart_from.add(other)
-    return apart
+class _Relation(Enum):
+    """What strides and bases alone show of two sets of rows."""
+
+    APART = auto()
+    """None of the one shares a byte with one of the other."""
+    BY_BLOCK = auto()
+    """Only rows of blocks with the same number may share bytes."""
+    UNKNOWN = auto()
+
+
+def _relation(root: Geometry, other: Geometry) -> _Relation:
+    if root.relations is None:
+        root.relations = weakref.WeakKeyDictionary()
+    relation: _Relation | None = root.relations.get(other)
+    if relation is None:
+        apart = not ranges_meet(*_spans(root), *_spans(other))
+        relation = root.relations[other] = _Relation.APART if apart else _in_cells(root, other)
+    return relation
+
+
+def _in_cells(rows: Geometry, others: Geometry) -> _Relation:
+    """The relation of rows whose blocks are as far from each other in both, such as groups of layers in one buffer.
+
+    From each base on, the blocks then lie in cells of the length of that stride, each in that of its number, where the
+    rows of a block do not reach past the cell. Two bases lead to the same cells, or to cells that are all elsewhere.
+    """
+    cell = rows.strides.block
+    starts, nbytes = _spans_of_block(rows)
+    other_starts, other_nbytes = _spans_of_block(others)
+    if others.strides.block != cell or max(nbytes, other_nbytes) > cell:
+        return _Relation.UNKNOWN
+    gap = starts[:, None] - other_starts
+    elsewhere = (gap >= others.extents.block * cell) | (-gap >= rows.extents.block * cell)
+    same_cells = ((gap >= 0) & (gap + nbytes <= cell)) | ((gap <= 0) & (other_nbytes - gap <= cell))
+    if not (elsewhere | same_cells).all():
+        return _Relation.UNKNOWN
+    beside = (gap >= other_nbytes) | (-gap >= nbytes)
+    return _Relation.APART if (elsewhere | beside).all() else _Relation.BY_BLOCK
 
 
 def _cannot_collide(rows: Geometry) -> bool:
@@ -221,6 +259,12 @@ def _bounds(rows: Geometry) -> tuple[int, int]:
 def _spans(rows: Geometry) -> tuple[Addresses, int]:
     """Ranges, one for each base, that hold all rows and perhaps more."""
     low, high = _reach(rows.extents, rows.strides, rows.row_nbytes)
+    return rows.bases + (rows.offset + low), high - low
+
+
+def _spans_of_block(rows: Geometry) -> tuple[Addresses, int]:
+    """As _spans(), but of block 0 alone."""
+    low, high = _reach(rows.extents._replace(block=1), rows.strides, rows.row_nbytes)
     return rows.bases + (rows.offset + low), high - low
 
 
