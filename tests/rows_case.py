@@ -204,10 +204,11 @@ class Call:
         cache, keep = self.cache.view(cache_address)
         rows, keep_too = self.rows.view(rows_address)
         shape = Shape(case.nl, case.no, case.nh, case.num_tokens, case.row)
-        stride = self.tables.block_tables.shape[1]
-        token_map = TokenMap(
-            ctypes.sizeof(TokenMap), case.block_size, slots, block_tables, stride, starts, case.num_sequences
-        )
+        # With slots the rest does not count.
+        rest = (block_tables, self.tables.block_tables.shape[1], starts, case.num_sequences)
+        if slots is not None:
+            rest = (None, 0, None, 0)
+        token_map = TokenMap(ctypes.sizeof(TokenMap), case.block_size, slots, *rest)
         quantization = None
         if case.stored is not None:
             values = STORED[case.stored], DTYPES[case.dtype], DTYPES[case.scale]

@@ -182,6 +182,18 @@ class TestChecks:
             assert rows(quantization=quantization) in LAUNCHED
             assert message().startswith(f"{rows.words}: ")
 
+    @no_gpu
+    def test_a_cache_spans_its_stored_rows(self, rows):
+        """16 bytes a row of 8 halves are 8 bytes and a scale of 4 in the cache."""
+        rows.shape.row_nbytes, rows.quantization.dtype_value = 16, 1
+        inside = 4 * rows.cache.block_stride + 3 * rows.cache.token_stride + rows.cache.head_stride
+        rows.cache.offset = (1 << 63) - 1 - inside - 12
+        assert rows(quantization=rows.quantization) in LAUNCHED
+        rows.cache.offset += 1
+        refused(
+            rows(quantization=rows.quantization), f"{rows.words}: the strides and sizes of cache span more than 63 bits"
+        )
+
     def test_nothing_to_do(self, any_rows):
         for field in ("num_layers", "num_outer", "num_heads", "num_tokens", "row_nbytes"):
             shape = ffi.new("kvbm_kernels_block_shape *", any_rows.shape[0])
