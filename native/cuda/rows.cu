@@ -227,9 +227,10 @@ class Rows {
     return with_dtype([&](auto dtype) -> RowsKernel {
       constexpr int kDtype = decltype(dtype)::value;
       if (variant.width == 4) {
-        // As many as registers hold.
-        constexpr int kShortRows = kDtype == KVBM_KERNELS_DTYPE_F32 ? 2 : 4;
-        if (variant.steps <= 2) return {symbol(quantize_rows<kDtype, 4, 2, kShortRows>), kShortRows};
+        // Four rows of float32 are more than registers hold.
+        if constexpr (kDtype != KVBM_KERNELS_DTYPE_F32) {
+          if (variant.steps <= 2) return {symbol(quantize_rows<kDtype, 4, 2, 4>), 4};
+        }
         if (variant.steps <= 4) return {symbol(quantize_rows<kDtype, 4, 4, 2>), 2};
         if (variant.steps <= 5) return {symbol(quantize_rows<kDtype, 4, 5, 1>), 1};
         return {symbol(quantize_rows<kDtype, 4, 0, 1>), 1};
