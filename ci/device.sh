@@ -128,17 +128,25 @@ ceiling() {
     LD_LIBRARY_PATH="$BUILD${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" timeout 120 "$BUILD/ceiling"
 }
 
+build() {
+  step build build_library "$KVBM_GPU_LIBRARY" -Xptxas -v
+  [ -f "$KVBM_GPU_LIBRARY" ] || { echo "no library"; exit 1; }
+}
+
 export KVBM_GPU_LIBRARY="$BUILD/libkvbm_kernels.so"
-nvidia-smi --query-gpu=name,driver_version,clocks.sm --format=csv,noheader
 for wanted in $STEPS; do
   case $wanted in
-    build)
-      step build build_library "$KVBM_GPU_LIBRARY" -Xptxas -v
-      [ -f "$KVBM_GPU_LIBRARY" ] || { echo "no library"; exit 1; }
-      ;;
-    test)
-      step test c_tests
-      ;;
+    build | test | facade | sanitize | bench | rows | ceiling) ;;
+    *) echo "there is no step $wanted: build, test, facade, sanitize, bench, rows, ceiling" >&2 && exit 2 ;;
+  esac
+done
+nvidia-smi --query-gpu=name,driver_version,clocks.sm --format=csv,noheader || { echo "there is no GPU" >&2; exit 2; }
+for wanted in $STEPS; do
+  # Each of the others needs it.
+  [ "$wanted" = build ] || [ -f "$KVBM_GPU_LIBRARY" ] || build
+  case $wanted in
+    build) build ;;
+    test) step test c_tests ;;
     facade) step facade facade ;;
     sanitize)
       step native native

@@ -26,8 +26,8 @@
  *
  *   Every function that returns int, but for kvbm_kernels_last_batch_routes(), returns a value of CUDA's cudaError_t;
  *   0 is success. The library's own checks return KVBM_KERNELS_ERROR_INVALID_VALUE before any byte is touched, and
- * leave a sentence naming the argument in kvbm_kernels_last_error_message(). A call that fails its checks changes
- * nothing.
+ *   leave a sentence naming the argument in kvbm_kernels_last_error_message(). A call that fails its checks changes
+ *   nothing.
  *
  *   The checks come in this order: enumerated values and negative counts; then "nothing to do" (any count or size is
  *   zero), which returns 0 in every build whatever the pointers; then sizes that do not fit size_t; then null
@@ -37,8 +37,9 @@
  *
  *   Every function may be called from any number of threads at once. The library allocates no memory that outlives a
  *   call, never prints, never aborts, and lets no C++ exception out. The functions that take a stream and
- *   kvbm_kernels_explain_copy() use up to 160 KiB of the calling thread's stack, the others a few. Overlap between what
- * one call reads and what it writes, or between two rows it writes, is undefined unless a function says otherwise.
+ *   kvbm_kernels_explain_copy() use up to 160 KiB of the calling thread's stack, the others a few. Overlap between
+ *   what one call reads and what it writes, or between two rows it writes, is undefined unless a function says
+ *   otherwise.
  *
  * Builds
  *
@@ -523,8 +524,7 @@ typedef struct kvbm_kernels_token_map {
   const uint32_t *block_tables;
   /* Entries from the table of one sequence to that of the next, and the length of each. */
   size_t block_table_stride;
-  /* [num_sequences], the position of the first token of the call in each sequence: for an append its length. NULL: 0.
-   */
+  /* [num_sequences], the position of the first token of the call in each sequence: appending, its length. NULL for 0 */
   const uint32_t *starts;
   /* shape->num_tokens is a multiple of it; token i is of sequence i / (num_tokens / num_sequences). */
   size_t num_sequences;

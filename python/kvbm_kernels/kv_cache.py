@@ -50,7 +50,8 @@ class KvCache(Uncopied, abc.ABC):
     tells how far.
 
     A call that raises has changed nothing. A cache is for one thread at a time. After :meth:`release`, or at the end of
-    a ``with`` block, it holds nothing and takes nothing more.
+    a ``with`` block, it holds nothing and takes nothing more. A cache that is merely dropped keeps its blocks for as
+    long as the pool lives: a kernel may still be at them.
 
     In CUDA memory, calls put their work on ``stream`` and return: a handle, a stream of PyTorch or CuPy, or an object
     with ``__cuda_stream__``; None is the current stream of the arrays' library. In host memory it has to be None, and
