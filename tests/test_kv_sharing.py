@@ -137,6 +137,31 @@ def test_an_append_that_fails_late_gives_the_copy_back(pool, rng, by_layer):
     assert pool.allocator.digest_of(cache.paged_block_indices[1]) is not None
 
 
+@pytest.mark.parametrize("how", ["all", "layer", "batch"])
+def test_rows_under_the_copy_of_a_shared_block_are_refused(pool, rng, how):
+    """The copy takes a free block, in whatever layer and token of which the rows to append lie."""
+    cache, k, v = filled(pool, rng, 8)
+    cache.register_prefix(range(8))
+    fork = cache.fork()
+    fork.truncate(6)
+    (next_block,) = pool.allocator.allocate()
+    pool.allocator.free([next_block])
+    # The first token of the block, whose next one is the third: only the copy is in the way.
+    k_inside, v_inside = (array[:, next_block].swapaxes(1, 2)[:, :1] for array in (pool.k, pool.v))
+    before = state(fork), state(cache)
+    call = {
+        "all": lambda: fork.append(k_inside, v[:, :1]),
+        "layer": lambda: fork.append(k_inside[1], v_inside[1], layer=0),
+        "batch": lambda: kk.KvBatch([fork]).append(k_inside, v_inside),
+    }[how]
+    with pytest.raises(kk.KvbmValueError, match="overlap: a shared block is copied to where"):
+        call()
+    assert (state(fork), state(cache)) == before
+    # Rows of a block that somebody has are read as they are.
+    fork.append(*(array[:, cache.paged_block_indices[0]].swapaxes(1, 2)[:, :1] for array in (pool.k, pool.v)))
+    check(fork, joined(k[:, :6], k[:, :1]), joined(v[:, :6], v[:, :1]))
+
+
 def test_freeing_a_forks_block_goes_by_references(pool, rng):
     """A shared block can be freed once for each that has it; once more is an error that changes nothing."""
     cache, _, _ = filled(pool, rng, 4)

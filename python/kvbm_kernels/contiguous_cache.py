@@ -116,6 +116,9 @@ class ContiguousKvCache(KvCache):
         self._storage = grown
         return old
 
+    def _copied(self, undo: Rows | None) -> list[int]:
+        return []
+
     def _take_back(self, undo: Rows | None) -> None:
         if undo is not None:
             self._storage = undo

@@ -117,6 +117,10 @@ class HeldBlocks(Uncopied):
                 self._allocator.forget(block)
         return made
 
+    def copied(self, made: RoomMade) -> list[int]:
+        """The blocks that are in the place of shared ones since room was made, copies of those."""
+        return [self.ids[i] for i, _ in made.replaced]
+
     def take_back(self, made: RoomMade) -> None:
         """Undo making room."""
         if made is NOTHING:

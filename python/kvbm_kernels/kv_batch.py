@@ -198,7 +198,8 @@ class KvBatch(Uncopied):
                 each = [cache._held.slots(start, start + n) for cache, start in zip(live, starts, strict=True)]
                 return [slot for slots in each for slot in slots]
 
-            self.pool.rows.append(rows, layers, places, written, stream)
+            copied = [block for cache, undo in zip(live, undos, strict=True) for block in cache._held.copied(undo)]
+            self.pool.rows.append(rows, layers, places, written, stream, copied)
         except BaseException:
             self._take_back(undos, live)
             self.pool.updates.publish(stream)

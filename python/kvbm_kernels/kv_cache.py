@@ -235,7 +235,7 @@ class KvCache(Uncopied, abc.ABC):
         try:
             self._updates.publish(stream)
             places = self._tables.own.from_starts(self._rows().block_size, [start], stream)
-            self._rows().append(rows, layers, places, lambda: self._slots(start, stop), stream)
+            self._rows().append(rows, layers, places, lambda: self._slots(start, stop), stream, self._copied(undo))
         except BaseException:
             self._take_back(undo)
             self._updates.publish(stream)
@@ -351,6 +351,10 @@ class KvCache(Uncopied, abc.ABC):
     @abc.abstractmethod
     def _make_room(self, start: int, stop: int, stream: StreamLike | None) -> Any:
         """Make the tokens from ``start`` up to ``stop`` writable; gives what _take_back() needs to undo it."""
+
+    @abc.abstractmethod
+    def _copied(self, undo: Any) -> list[int]:
+        """The blocks that were written to make room: copies of shared ones."""
 
     @abc.abstractmethod
     def _take_back(self, undo: Any) -> None: ...

@@ -204,14 +204,18 @@ class Rows(Uncopied):
         places: TokenMap,
         written: Callable[[], Sequence[tuple[int, int]]] | None,
         stream: StreamLike | None,
+        copied: Sequence[int] = (),
     ) -> None:
         """Put rows where a map says that their tokens lie.
 
         ``written`` gives the pairs of a block and a token in it that the map comes to; None if only kernels will know.
-        Raises KvbmValueError for rows that lie where some are written, or in memory that cannot be read from there.
+        ``copied`` are blocks that were written before, to make room for this. Raises KvbmValueError for rows that lie
+        where some are written, or in memory that cannot be read from there.
         """
         if not rows.num_tokens:
             return
+        if copied:
+            self._check_not_copied(rows, copied)
         # Apart, for the rows may well lie between K and V.
         for place in self._stored(2, layers):
             for view, name in zip(rows.views, rows.names, strict=True):
@@ -224,6 +228,15 @@ class Rows(Uncopied):
                 raise KvbmValueError(f"{name} is on {view.device}, expected host memory, as the cache")
         for place, view, name in zip(self._stored(len(rows.views), layers), rows.views, rows.names, strict=True):
             self._move("append", place, view, view, name, places, stream)
+
+    def _check_not_copied(self, rows: TokenRows, copied: Sequence[int]) -> None:
+        """Raise KvbmValueError for rows in blocks that have just been written, all layers of them."""
+        for whole in (self.k_view, self.v_view):
+            for view, name in zip(rows.views, rows.names, strict=True):
+                if share_bytes(whole.geometry, view.geometry) and share_bytes(whole[copied].geometry, view.geometry):
+                    raise KvbmValueError(
+                        f"the cache and {name} overlap: a shared block is copied to where some of the rows to read are"
+                    )
 
     def read(
         self,

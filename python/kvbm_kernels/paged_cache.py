@@ -265,6 +265,9 @@ class PagedKvCache(KvCache):
     def _make_room(self, start: int, stop: int, stream: StreamLike | None) -> RoomMade:
         return self._held.make_room(start, stop, stream)
 
+    def _copied(self, undo: RoomMade) -> list[int]:
+        return self._held.copied(undo)
+
     def _take_back(self, undo: RoomMade) -> None:
         self._held.take_back(undo)
 
