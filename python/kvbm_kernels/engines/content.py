@@ -15,7 +15,7 @@ _INLINE_SCALE_NBYTES = 4
 
 def inline_scale(scales: Scales | None, itemsize: int) -> int:
     """How many elements the scale in a row of K or V takes."""
-    return _INLINE_SCALE_NBYTES // itemsize if scales == "inline" else 0
+    return _INLINE_SCALE_NBYTES // itemsize if isinstance(scales, str) and scales == "inline" else 0
 
 
 def read_content(

@@ -68,10 +68,10 @@ def from_flashinfer(
     one_of(layout, "layout", _LAYOUTS)
     tokens = as_count(page_size, "page_size", 1)
     tensors = _tensors(kv_caches, layout, tokens, part, name)
-    if scales is None or scales == "inline" or scales == "constant":
-        return tensors.blocks(dtype, scales)
-    if isinstance(scales, str):
+    if isinstance(scales, str) and scales not in ("inline", "constant"):
         raise KvbmValueError(f'scales is {scales!r}, expected "inline", "constant", tensors or None')
+    if scales is None or isinstance(scales, str):
+        return tensors.blocks(dtype, scales)  # type: ignore[arg-type]
     own = _tensors(scales, layout, tokens, part, "scales")
     return beside(tensors.blocks(dtype, "constant"), own.blocks(None, "constant"))
 

@@ -37,6 +37,10 @@ class LayerGroups(tuple[BlockStack, ...]):
                 f"{len(groups)} views with layers for {len(groups.layers)} and parts for {len(groups.parts)}, "
                 "expected as many of each"
             )
+        named = [(part, layer) for held, part in zip(groups.layers, groups.parts, strict=True) for layer in held]
+        twice = next((each for i, each in enumerate(named) if each in named[:i]), None)
+        if twice is not None:
+            raise KvbmValueError(f"layer {twice[1]} of {twice[0]} is in two views, expected it once")
         for view, held, part in zip(groups, groups.layers, groups.parts, strict=True):
             if view.shape.nl != len(held):
                 raise KvbmValueError(f"layers {list(held)} for a view of {view.shape.nl} layers of {part}")
@@ -88,6 +92,8 @@ def layer_groups(
     """
     # Under the names they have here, so that errors do not count within a group.
     entries = list(tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors))
+    if not entries:
+        raise KvbmValueError("tensors has 0 entries, expected one for each layer")
     own = {name: list(values) for name, values in (per_layer or {}).items()}
     for name, values in own.items():
         if len(values) != len(entries):

@@ -60,6 +60,10 @@ def from_lmcache(
     if fmt == "KV_MLA_FMT":
         if heads != 1:
             raise KvbmValueError(f"num_kv_heads is {heads}, expected 1 for format {fmt!r}")
+        if no not in (None, 1) or head_size_v is not None:
+            raise KvbmValueError(
+                f"no is {no!r} and head_size_v {head_size_v!r}, expected none for format {fmt!r}: K and V are one row"
+            )
         if head_size is not None:
             used = as_count(head_size, "head_size", 1)
             if used > tensors.extent("d"):
@@ -93,6 +97,5 @@ def _read_planes(
         return
     if no not in (None, 2):
         raise KvbmValueError(f"no is {no!r}, expected 2 for K and V in a plane each, or none")
-    if head_size is not None and as_count(head_size, "head_size", 1) != tensors.extent("d"):
-        tensors.fail(f"has heads of {tensors.extent('d')} elements, expected {head_size}")
+    tensors.check_heads(head_size=head_size, head_size_v=head_size_v)
     tensors.choose(part)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvbm_kernels.arrays import Array, Form, describe
-from kvbm_kernels.dtypes import DType, element_of
+from kvbm_kernels.dtypes import DType, element_of, holds, is_bytes
 from kvbm_kernels.engines.tensors import SYMBOLS, Axis, Part, Tensors, in_elements, place_of, placed
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
 from kvbm_kernels.layouts import contiguous_strides
@@ -58,10 +58,13 @@ def read(tensors: Any, axes: str, name: str, part: Part | None = None, **known: 
 def flat(buffer: Any, name: str, axes: Mapping[str, Axis], dtype: DType, offset: int = 0) -> Tensors:
     """Name the dimensions of elements that lie in one array which has none of its own, from ``offset`` bytes on.
 
-    Raises KvbmValueError for an array that is not contiguous, or too small for them.
+    Raises KvbmTypeError for an array that is neither of bytes nor of this type, and KvbmValueError for one that is not
+    contiguous, or too small for them.
     """
     array = _described(buffer, name)
     form = array.form
+    if not is_bytes(form.element) and not holds(form.element, dtype):
+        raise KvbmTypeError(f"{name} has dtype {form.element.name}, expected bytes, or one that holds {dtype!s}")
     if not form.is_contiguous:
         raise KvbmValueError(f"{name} {placed(form)}, expected a contiguous buffer")
     reach = offset + sum((axis.extent - 1) * axis.stride for axis in axes.values()) + dtype.itemsize
@@ -91,10 +94,10 @@ def one_of(value: object, name: str, choices: Iterable[str], refused: Mapping[st
 
     Raises KvbmTypeError, and KvbmValueError, which says why where a name is known and ``refused``.
     """
-    if refused and value in refused:
-        raise KvbmValueError(f"{name} is {value!r}: {refused[str(value)]}")
     if not isinstance(value, str):
         raise KvbmTypeError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
+    if refused and value in refused:
+        raise KvbmValueError(f"{name} is {value!r}: {refused[value]}")
     if value not in choices:
         raise KvbmValueError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
     return value
@@ -118,12 +121,14 @@ def _opened(entries: list[Any], names: list[str], level: str) -> tuple[list[Any]
     inner_names: list[str] = []
     count = 2 if level == "o" else None
     for entry, label in zip(entries, names, strict=True):
-        if isinstance(entry, Mapping):
+        # Only layers and objects have names: under which of them K is would be a guess.
+        if isinstance(entry, Mapping) and level != "o":
             keys, values = [f"[{key!r}]" for key in entry], list(entry.values())
         elif isinstance(entry, list | tuple) and not isinstance(entry, Array):
             keys, values = [f"[{i}]" for i in range(len(entry))], list(entry)
         else:
-            raise KvbmTypeError(f"{label} is a {type(entry).__name__}, expected a list or dict with {_LISTS[level]}")
+            what = "pair" if level == "o" else "list or dict"
+            raise KvbmTypeError(f"{label} is a {type(entry).__name__}, expected a {what} with {_LISTS[level]}")
         if not values or (count is not None and len(values) != count):
             of_same = "" if level == "o" or not count else f", {count} as in {names[0]}"
             raise KvbmValueError(f"{label} has {len(values)} entries, expected {_LISTS[level]}{of_same}")

@@ -100,10 +100,10 @@ def from_sglang(
     else:
         _refuse_group(head_group, layout)
         tensors, num_reserved = _on_device(buffers, layout, part, tokens, name), _DUMMY_PAGES
-    if scales is None or scales == "inline" or scales == "constant":
-        return tensors.blocks(dtype, scales, num_reserved=num_reserved)
-    if isinstance(scales, str):
+    if isinstance(scales, str) and scales not in ("inline", "constant"):
         raise KvbmValueError(f'scales is {scales!r}, expected "inline", "constant", tensors or None')
+    if scales is None or isinstance(scales, str):
+        return tensors.blocks(dtype, scales, num_reserved=num_reserved)  # type: ignore[arg-type]
     if layout not in ("NHD", "MLA"):
         raise KvbmValueError(f'scales are tensors for layout {layout!r}, expected that for "NHD" and "MLA" alone')
     own = read(scales, "l/si" if layout == "MLA" else "l/o/si", "scales", part)

@@ -101,10 +101,13 @@ def _tensors(
     if isinstance(pool, Mapping | list | tuple):
         tensors = read(pool, "l/" + buffer, name, t=tokens, h=heads, o=None)
         tensors.check_order([tensors.order], f"layout {layout!r}")
+        _check_counts(tensors, num_layers, no)
     else:
         tensors = read(pool, "bloj|bj", name, o=None)
         if "o" not in tensors.axes:
             _split_region(tensors, num_layers, no, dtype)
+        else:
+            _check_counts(tensors, num_layers, no)
         tensors.check_order(["bloj"], "a pool")
         _split_blob(tensors, inner, heads, tokens, layout)
     if tensors.extent("o") > 2:
@@ -113,6 +116,13 @@ def _tensors(
         tensors.index("o", 0)
     tensors.choose(part)
     return tensors
+
+
+def _check_counts(tensors: Tensors, num_layers: SupportsIndex | None, no: SupportsIndex | None) -> None:
+    """Refuse numbers, where they are given, that are not those of the tensors."""
+    for name, number, letter in (("num_layers", num_layers, "l"), ("no", no, "o")):
+        if number is not None and as_count(number, name, 1) != tensors.extent(letter):
+            tensors.fail(f"is of {name} = {tensors.extent(letter)}, expected {number}")
 
 
 def _split_region(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Literal, NamedTuple, NoReturn, SupportsIndex, TypeAlias
 
 from kvbm_kernels.arrays import Array, Form
 from kvbm_kernels.dtypes import DType, DTypeLike, as_dtype, dtype_of, element_of, holds
 from kvbm_kernels.engines.blocks import EngineBlocks
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
 from kvbm_kernels.geometry import PerIndex
-from kvbm_kernels.layouts import BlockShape
+from kvbm_kernels.layouts import BlockShape, as_count
 from kvbm_kernels.overlap import rows_collide
 
 LayerTensors: TypeAlias = Mapping[Any, Any] | Sequence[Any]
@@ -107,6 +107,14 @@ class Tensors:
         if rest:
             self.fail(f"has {self.extent('i')} elements a token, expected a multiple of {heads} heads")
         self.split("i", "h", "d", width)
+
+    def check_heads(self, scale: int = 0, **sizes: SupportsIndex | None) -> None:
+        """Refuse sizes of a head, by the name of their argument and without its scale, other than the tensors'."""
+        width = self.extent("d")
+        for name, size in sizes.items():
+            if size is not None and as_count(size, name, 1) + scale != width:
+                of_scale = f" and a scale of {scale}" if scale else ""
+                self.fail(f"has heads of {width} elements, expected {name}, {size}{of_scale}")
 
     def index(self, letter: str, i: int) -> None:
         """Keep only one of a dimension, which is none any more."""
@@ -244,7 +252,7 @@ class Tensors:
         return wanted
 
     def _check_scales(self, dtype: DType, scales: Scales | None) -> None:
-        if scales not in (None, "inline", "constant"):
+        if scales is not None and (not isinstance(scales, str) or scales not in ("inline", "constant")):
             raise KvbmValueError(f'scales is {scales!r}, expected "inline" or "constant", or None')
         if dtype.itemsize == 1 and scales is None:
             self.fail(

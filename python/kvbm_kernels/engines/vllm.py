@@ -229,6 +229,9 @@ def _apart(
     if no not in (None, tensors.extent("o")):
         raise KvbmValueError(f"no is {no!r}, expected {tensors.extent('o')} for layout {layout!r}, or none")
     _refuse_dsv4(tensors, tensors.extent("d"))
+    # A row of MLA with scales in it is longer by more than that of one head.
+    if layout != "mla" or not isinstance(scales, str) or scales != "inline":
+        tensors.check_heads(inline_scale(scales, tensors.itemsize), head_size=head_size, head_size_v=head_size_v)
     tensors.choose(part)
 
 
