@@ -63,6 +63,18 @@ class TestStart:
         assert kinds.split() == ["plain,operational_nhd", "plain,operational_hnd"]
 
     @pytest.mark.parametrize("arguments", [["layout"], ["layout", "--json"], ["info"]])
+    def test_output_that_nobody_takes(self, arguments):
+        """A full disk is one line and a status; a program that is given no output says nothing."""
+        with Path("/dev/full").open("w") as full:
+            ran = subprocess.run(
+                [sys.executable, "-m", "kvbm_kernels", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+            )
+        assert (ran.returncode, ran.stderr) == (1, "kvbm-kernels: error: No space left on device\n")
+        line = f"exec {sys.executable} -m kvbm_kernels {' '.join(arguments)} >&-"
+        ran = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True)
+        assert (ran.returncode, ran.stderr) == (0, "")
+
+    @pytest.mark.parametrize("arguments", [["layout"], ["layout", "--json"], ["info"]])
     def test_a_reader_that_stops_reading_is_not_answered(self, arguments):
         command = [sys.executable, "-m", "kvbm_kernels", *arguments]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -108,6 +120,7 @@ class TestUsageErrors:
             (["layout", "--dtype", "f12"], "'f16', 'bf16', 'f32', 'f64', 'fp8_e4m3', 'fp8_e5m2', 'int8', 'uint8'"),
             (["layout", "--hd", str(1 << 62)], "kvbm-kernels layout: error: nl=2 no=2 nh=4 nt=4 hd=46116"),
             (["layout", "--hd", str(1 << 52), "--nb", "64"], "a side has more bytes than there are addresses"),
+            (["layout", "--nb", str(10**12)], "a side has more than 262,144 buffers"),
             (["layout", "--svg", "/nowhere/layout.svg"], "--svg /nowhere/layout.svg: No such file or directory"),
         ],
     )

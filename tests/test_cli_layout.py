@@ -191,6 +191,10 @@ class TestTerminal:
         assert plain == draw()
         assert "\x1b[3" not in output(kvbm_kernels("layout", FORCE_COLOR="1", NO_COLOR="1", COLUMNS="80"))
 
+    def test_a_terminal_without_columns(self):
+        """As some have it that do not know: drawn as for 80."""
+        assert output(kvbm_kernels("layout", COLUMNS="0")) == output(kvbm_kernels("layout", COLUMNS="80"))
+
     def test_nothing_ends_in_blanks(self):
         assert not [line for line in draw("--nt", "200").splitlines() if line != line.rstrip()]
 

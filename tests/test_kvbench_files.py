@@ -99,6 +99,56 @@ class TestCompare:
         refused = kvbench("compare", saved, tmp_path / "other.json")
         assert (refused.status, "no test in common" in refused.err) == (2, True)
 
+    def test_a_copy_too_slow_for_the_digits_of_a_csv(self, tmp_path):
+        """Its bandwidth is 0.00 there, and follows from the time."""
+        before, after = (tmp_path / name for name in ("a.csv", "b.csv"))
+        for path, time in ((before, 1.0), (after, 0.5)):
+            path.write_text(row(time=time, bandwidth="0.00"))
+        ran = kvbench("compare", before, after)
+        assert ran.status == 0, ran.err
+        assert ran.out.splitlines()[1].endswith(",2.000")
+
+
+def row(total: object = 8, size: object = 8, time: object = 1, bandwidth: object = 1) -> str:
+    """A CSV with one test."""
+    return f"{COLUMNS}\n16,1,fc_to_fc,h2h,auto,{total},1,{size},1,{time},{bandwidth}\n"
+
+
+class TestBroken:
+    """Files that are not what kvbench writes: one line that names them, whatever they are given to."""
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ('{"schema": "kvbench/1"}', "it has no '(results|provenance)'"),
+            ('{"schema": "kvbench/1", "results": 5}', "."),
+            ('{"schema": "kvbench/1", "results": [5]}', "."),
+            ('{"schema": "kvbench/1", "results": [{"median_ms": 1}]}', "it has no '(total_bytes|provenance)'"),
+            ('{"schema":' * 100_000, "recursion"),
+            (row(total=0), "total_bytes is '0', expected a positive number"),
+            (row(size="inf"), "invalid literal"),
+            (row(bandwidth="nan"), "bandwidth_gbps is 'nan', expected a positive number"),
+            (row(bandwidth="inf"), "bandwidth_gbps is 'inf', expected a positive number"),
+            (row(bandwidth=-1), "bandwidth_gbps is '-1', expected a positive number"),
+            (row(time=0, bandwidth=0), "bandwidth_gbps is '0', expected a positive number"),
+            (COLUMNS + "\n" + "x" * 200_000, "field larger than field limit"),
+            (COLUMNS + "\n1,1", "."),
+        ],
+        ids=range(13),
+    )  # fmt: skip
+    def test_is_refused_in_one_line(self, tmp_path, text, reason):
+        path = tmp_path / "broken"
+        path.write_text(text)
+        arguments = [("compare", path, path), ("plot", path, tmp_path / "image.svg")]
+        if text.startswith("{"):
+            arguments.append(("show", path))
+        for each in arguments:
+            ran = kvbench(*each)
+            assert (ran.status, ran.out) == (2, "")
+            assert re.fullmatch(f"kvbench: error: {path} is no (result|JSON) of kvbench: .*{reason}.*\n", ran.err), (
+                ran.err
+            )
+
 
 class TestShow:
     def test_the_table_of_a_saved_run(self, tmp_path):

@@ -18,7 +18,7 @@ from kvbm_kernels.bench.cases import DIRECTIONS
 from kvbm_kernels.bench.measure import Effort
 from kvbm_kernels.bench.models import DEFAULT, MODELS
 from kvbm_kernels.bench.patterns import as_pattern
-from kvbm_kernels.bench.results import as_rows, read_json, read_rows
+from kvbm_kernels.bench.results import BROKEN, as_rows, broken, read_json, read_rows
 from kvbm_kernels.bench.run import INTERRUPTED, Request, run_tests
 from kvbm_kernels.bench.suites import SUITES
 from kvbm_kernels.bench.table import show as _show
@@ -232,7 +232,11 @@ def plot(results: Path, image: Path) -> int:
 @click.argument("results", type=_SAVED)
 def show(results: Path) -> int:
     """The table of RESULTS, the JSON of a run: every test with its baseline, and what has no figure."""
-    _show(_read(results, read_json))
+    run = _read(results, read_json)
+    try:
+        _show(run)
+    except BROKEN as error:
+        raise click.UsageError(str(broken(results, error, "JSON"))) from None
     return 0
 
 

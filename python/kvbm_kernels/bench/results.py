@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvbm_kernels.bench.cases import Case
+
+T = TypeVar("T", int, float)
 
 SCHEMA = "kvbench/1"
 COLUMNS = (
@@ -182,52 +185,78 @@ class Row:
 
 
 def as_rows(results: Sequence[dict[str, Any]]) -> list[Row]:
-    """The measured ones of results as in the JSON."""
+    """The measured ones of results as in the JSON. Raises what is in BROKEN for what is none of kvbench's."""
     rows = []
     for result in results:
         if "median_ms" not in result:
             continue
         baseline = result.get("baseline")
+        total_bytes = _number(result, "total_bytes", int)
+        median_ms = float(result["median_ms"])
+        # Of a slow copy of a few bytes, a CSV has no digit.
+        if float(result["bandwidth_gbps"]) == 0 and median_ms > 0:
+            result = {**result, "bandwidth_gbps": total_bytes / median_ms / 1e6}
         rows.append(
             Row(
-                int(result["tokens_per_block"]),
-                int(result["num_blocks"]),
-                result["pattern"],
-                result["direction"],
-                result["backend"],
-                int(result["total_bytes"]),
-                int(result["copy_size"]),
-                float(result["median_ms"]),
-                float(result["bandwidth_gbps"]),
+                _number(result, "tokens_per_block", int),
+                _number(result, "num_blocks", int),
+                str(result["pattern"]),
+                str(result["direction"]),
+                str(result["backend"]),
+                total_bytes,
+                _number(result, "copy_size", int),
+                median_ms,
+                _number(result, "bandwidth_gbps", float),
                 tuple(result.get(name, "") for name in ("layers", "kv_heads", "head_dim", "dtype")),
-                (baseline["name"], baseline["bandwidth_gbps"]) if baseline else None,
+                (str(baseline["name"]), _number(baseline, "bandwidth_gbps", float)) if baseline else None,
             )
         )
     return rows
 
 
+def _number(fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    value: Any = kind(fields[name])
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} is {fields[name]!r}, expected a positive number")
+    return value  # type: ignore[no-any-return]
+
+
+BROKEN = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError, csv.Error)
+"""What reading raises where a file has something else than kvbench writes."""
+
+
+def broken(path: Path, error: Exception, what: str = "result") -> ValueError:
+    """The error for a file that has."""
+    reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return ValueError(f"{path} is no {what} of kvbench: {reason}")
+
+
 def read_rows(path: Path) -> list[Row]:
     """The rows of a saved run. Raises OSError, and ValueError for what is neither CSV nor JSON of kvbench."""
-    text = path.read_text(encoding="utf-8")
-    if text.lstrip().startswith("{"):
-        return as_rows(read_json(path)["results"])
     try:
+        text = path.read_text(encoding="utf-8")
+        if text.lstrip().startswith("{"):
+            return as_rows(_document(text)["results"])
         reader = csv.DictReader(text.splitlines())
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise ValueError(f"the first line is not {','.join(COLUMNS)}")
         return as_rows(list(reader))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no result of kvbench: {error}") from None
+    except BROKEN as error:
+        raise broken(path, error) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON of a saved run. Raises OSError, and ValueError for anything else."""
     try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(run, dict) or run.get("schema") != SCHEMA:
-            raise ValueError(f"its schema is not {SCHEMA}")
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON of kvbench: {error}") from None
+        return _document(path.read_text(encoding="utf-8"))
+    except BROKEN as error:
+        raise broken(path, error, "JSON") from None
+
+
+def _document(text: str) -> dict[str, Any]:
+    run = json.loads(text)
+    if not isinstance(run, dict) or run.get("schema") != SCHEMA:
+        raise ValueError(f"its schema is not {SCHEMA}")
     return run
 
 

@@ -32,16 +32,24 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run the command; its exit status. A usage error is one line on standard error, and status 2."""
     try:
         status = command.main(list(arguments), prog_name=_NAME, standalone_mode=False)
-        sys.stdout.flush()
+        # None where the program was started without one.
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else _NAME
         print(f"{path}: error: {_sentence(error)}", file=sys.stderr)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130
-    except BrokenPipeError:
-        # The reader has what it wanted; what is still buffered would fail again at exit.
+    except OSError as error:
+        # A reader that has gone has what it wanted.
+        if not isinstance(error, BrokenPipeError):
+            print(f"{_NAME}: error: {error.strerror}", file=sys.stderr)
+        # What is still buffered would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except MemoryError:
+        print(f"{_NAME}: error: out of memory", file=sys.stderr)
         return 1
     return status if isinstance(status, int) else 0
 
@@ -217,4 +225,7 @@ def layout(
         click.echo(json.dumps({"copy": copy, **dataclasses.asdict(found), "why": reasons(found, shape)}, indent=2))
     elif svg_file is None:
         console = Console(soft_wrap=False)
+        # As COLUMNS=0 has it.
+        if console.width < 1:
+            console.width = 80
         terminal.draw(console, terminal.choose_picture(shape, picture_of, console.width), found, nb)

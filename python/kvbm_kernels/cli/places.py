@@ -19,6 +19,8 @@ DIMS = "loth"
 
 # Allocators of GPU memory align to this. Allocations are as far apart, so that none follows another.
 _ALIGNMENT = 512
+# Each is an array of Python's.
+_MOST_BUFFERS = 1 << 18
 
 
 class _Allocation:
@@ -33,9 +35,13 @@ class Memory:
 
     def __init__(self, start: int) -> None:
         self._next = start
+        self._most = _MOST_BUFFERS
 
     def take(self, nbytes: int) -> Any:
-        """A flat array of which nothing may be touched. Raises KvbmValueError where addresses end."""
+        """A flat array of which nothing may be touched. Raises KvbmValueError for more than there can be."""
+        if not self._most:
+            raise KvbmValueError(f"a side has more than {_MOST_BUFFERS:,} buffers")
+        self._most -= 1
         address = self._next
         self._next += (nbytes // _ALIGNMENT + 2) * _ALIGNMENT
         if self._next >= 1 << 62:
