@@ -41,6 +41,8 @@ class Rows {
         plan_(plan_of_token(call)) {}
 
   int run() {
+    // Before anything is made of them.
+    if (longest() >= kIndexLimit) return too_long();
     describe_map();
     describe_dims();
     const Variant variant = choose_variant();
@@ -50,9 +52,7 @@ class Rows {
     for (int i = 0; i < plan_.num_dims; ++i) {
       if (__builtin_mul_overflow(per_item, plan_.dims[i].size, &per_item)) per_item = UINT64_MAX;
     }
-    if (per_item > kMostPieces) {
-      return fail(KVBM_KERNELS_ERROR_INVALID_VALUE, fn_, "one token is more than a launch can index");
-    }
+    if (per_item > kMostPieces) return too_long();
     const uint64_t most_items = std::min<uint64_t>(RowsParams::kItems, kMostPieces / per_item);
     for (size_t item = 0; item < items; item += most_items) {
       const size_t num_items = std::min<size_t>(items - item, most_items);
@@ -71,6 +71,17 @@ class Rows {
 
  private:
   using Head = RowsHead;
+
+  // Of a token, what kernels count in 32 bits: bytes of a segment, numbers of a row, rows of a dimension.
+  uint64_t longest() const {
+    uint64_t most = std::max<uint64_t>(plan_.segment_nbytes, call_.format.head_dim);
+    for (int i = 0; i < plan_.num_dims; ++i) most = std::max<uint64_t>(most, plan_.dims[i].size);
+    return most;
+  }
+
+  int too_long() const {
+    return fail(KVBM_KERNELS_ERROR_INVALID_VALUE, fn_, "one token is more than a launch can index");
+  }
 
   // Everything of a token but its place: rows that are converted are units, and nothing longer is made of them.
   static Plan plan_of_token(const TokenRows &call) {
