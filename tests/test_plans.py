@@ -174,6 +174,8 @@ def test_heads_of_rank():
             for rank in range(size):
                 expected = reference.heads_of_rank(nh, rank, size)
                 assert kk.tp.heads_of_rank(rank, size, nh) == (expected.start, expected.stop)
+    # One rank is asked about, however many there are.
+    assert kk.tp.heads_of_rank(10**15 - 1, 10**15, 2) == (1, 2)
     with pytest.raises(ValueError, match="rank is 2, expected 0 to 1"):
         kk.tp.heads_of_rank(2, 2, 4)
     with pytest.raises(ValueError, match="10 heads cannot be shared by 4 ranks"):

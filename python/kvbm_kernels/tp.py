@@ -32,7 +32,8 @@ def heads_of_rank(rank: SupportsIndex, size: SupportsIndex, nh: SupportsIndex) -
     rank = as_count(rank, "rank", 0)
     if rank >= size:
         raise KvbmValueError(f"rank is {rank}, expected 0 to {size - 1}")
-    return _heads_of_ranks(size, nh)[rank]
+    each, alike = _share(size, nh)
+    return _heads_of(rank, each, alike)
 
 
 def plan(from_size: SupportsIndex, to_size: SupportsIndex, nh: SupportsIndex) -> Plan[Transfer]:
@@ -54,11 +55,20 @@ def plan(from_size: SupportsIndex, to_size: SupportsIndex, nh: SupportsIndex) ->
     return Plan("heads", src, dst, tuple(Transfer(*each) for each in overlaps(src, dst)))
 
 
-def _heads_of_ranks(size: int, nh: int, prefix: str = "") -> list[Range]:
+def _heads_of_ranks(size: int, nh: int, prefix: str) -> list[Range]:
+    each, alike = _share(size, nh, prefix)
+    return [_heads_of(rank, each, alike) for rank in range(size)]
+
+
+def _share(size: int, nh: int, prefix: str = "") -> tuple[int, int]:
+    """How many heads a rank has, and how many ranks have the same."""
     if nh % size == 0:
-        each, alike = nh // size, 1
-    elif size % nh == 0:
-        each, alike = 1, size // nh
-    else:
-        raise KvbmValueError(f"{prefix}{nh} heads cannot be shared by {size} ranks: neither number divides the other")
-    return [(rank // alike * each, rank // alike * each + each) for rank in range(size)]
+        return nh // size, 1
+    if size % nh == 0:
+        return 1, size // nh
+    raise KvbmValueError(f"{prefix}{nh} heads cannot be shared by {size} ranks: neither number divides the other")
+
+
+def _heads_of(rank: int, each: int, alike: int) -> Range:
+    first = rank // alike * each
+    return first, first + each
