@@ -178,3 +178,35 @@ def test_empty_lists_and_empty_pairs(rng):
     kk.copy_blocks([a[[]], b], [src[[]], src])
     assert not read_a().any()
     reference.assert_same_bytes(read_b(), kv)
+
+
+def test_groups_of_other_layers_or_parts_are_refused(rng):
+    """Where shapes fit, K would go to V, or a layer to another. Lists do not say what they hold, and are copied."""
+    shape = kk.BlockShape(2, 1, 2, 4, 8, "bf16")
+
+    def groups(layers, parts=("kv", "kv")):
+        return kk.engines.LayerGroups(
+            [kk.BlockStack.from_layers(np.zeros((3, 2, 1, 4, 2, 8), np.uint16), shape, "blothd") for _ in parts],
+            layers,
+            parts,
+        )
+
+    of = groups([(0, 2), (1, 3)])
+    kk.copy_blocks(groups([(0, 2), (1, 3)]), of)
+    plan = kk.tp.plan(1, 2, 2)
+    shards = [groups([(0, 1), (2, 3)]).shard(rank, 2) for rank in range(2)]
+    with pytest.raises(
+        kk.KvbmValueError, match=r"dst has layers \(\(0, 1\), \(2, 3\)\) and src \(\(0, 2\), \(1, 3\)\)"
+    ):
+        kk.copy_blocks(groups([(0, 1), (2, 3)]), of)
+    with pytest.raises(kk.KvbmValueError, match=r"dsts\[0\] has layers .* and srcs\[0\] .*, expected the same"):
+        plan.views(shards, [of])
+    k_first, v_first = (groups([(0, 1), (0, 1)], parts) for parts in (("k", "v"), ("v", "k")))
+    with pytest.raises(kk.KvbmValueError, match=r"dst has parts \('k', 'v'\) and src \('v', 'k'\)"):
+        kk.copy_blocks(k_first, v_first)
+    kk.copy_blocks(list(k_first), v_first)
+    kk.copy_blocks(*plan.views([of.shard(rank, 2) for rank in range(2)], [groups([(0, 2), (1, 3)])]))
+    # Stages number their own layers.
+    stages = kk.pp.plan([2], [1, 1], 2)
+    one = kk.engines.LayerGroups([view.layers(0, 1) for view in of], [(4,), (5,)])
+    assert len(stages.views([one, one], [of])[0]) == 4

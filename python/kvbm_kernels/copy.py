@@ -10,6 +10,7 @@ from kvbm_kernels.arrays import Memory
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
 from kvbm_kernels.layouts import as_c_int
 from kvbm_kernels.overlap import first_sharing, repeated_block, rows_collide, share_bytes
+from kvbm_kernels.plans import check_groups
 from kvbm_kernels.streams import StreamLike, launch
 from kvbm_kernels.views import View
 
@@ -29,7 +30,8 @@ def copy_blocks(
 
     Two lists of views are copied pair by pair, such as the groups of a model whose layers differ in head dimension or
     window, or the parts of a :class:`kvbm_kernels.plans.Plan`. Pairs may differ in all but the kind of memory: they are
-    either all in host memory, or all copied on the one stream. All of them are checked before the first is copied.
+    either all in host memory, or all copied on the one stream. All of them are checked before the first is copied. Two
+    :class:`kvbm_kernels.engines.LayerGroups` have to have the same layers and parts.
 
     With both in host memory and no stream given, ``num_threads`` threads do it, 0 to let the library choose, and the
     copy is done when this returns. With CUDA memory on either side, or a stream given, it is put on the stream; the
@@ -112,6 +114,7 @@ def _as_pairs(dsts: object, srcs: object) -> list[_Pair]:
         raise KvbmTypeError(f"src is a {type(srcs).__name__}, expected a list of views as dst is")
     if len(dsts) != len(srcs):
         raise KvbmValueError(f"dst is a list of {len(dsts)} views and src of {len(srcs)}, expected the same number")
+    check_groups(dsts, srcs, "dst", "src", ("parts", "layers"))
     return [
         (as_view(dst, f"dst[{i}]"), as_view(src, f"src[{i}]"), f"dst[{i}]", f"src[{i}]")
         for i, (dst, src) in enumerate(zip(dsts, srcs, strict=True))

@@ -64,6 +64,10 @@ class Plan(Generic[T]):
             for i, views in enumerate(lists):
                 if len(views) != len(to[0]):
                     raise KvbmValueError(f"{name}[{i}] is a list of {len(views)} views, dsts[0] of {len(to[0])}")
+        # Ranks all have the model's layers; a stage may number its own.
+        fields = ("parts", "layers") if self.what == "heads" else ("parts",)
+        for src, _, dst, _ in self.transfers:
+            check_groups(dsts[dst], srcs[src], f"dsts[{dst}]", f"srcs[{src}]", fields)
         pairs = [
             (self._part(dst_view, dst_range), self._part(src_view, src_range))
             for src, src_range, dst, dst_range in self.transfers
@@ -109,6 +113,22 @@ class Plan(Generic[T]):
 
     def _part(self, view: View, part: Range) -> View:
         return view.heads(*part) if self.what == "heads" else view.layers(*part)
+
+
+def check_groups(dsts: object, srcs: object, dst_name: str, src_name: str, fields: Sequence[str]) -> None:
+    """Views that say what they have of a model, as engines.LayerGroups does, have to say the same on both sides.
+
+    Their shapes alone would let K go to V, or one layer to another. Raises KvbmValueError; lists that say nothing pass.
+    """
+    if not isinstance(dsts, list | tuple) or not isinstance(srcs, list | tuple):
+        return
+    for field in fields:
+        of_dsts, of_srcs = getattr(dsts, field, None), getattr(srcs, field, None)
+        if of_dsts is not None and of_srcs is not None and of_dsts != of_srcs:
+            raise KvbmValueError(
+                f"{dst_name} has {field} {of_dsts} and {src_name} {of_srcs}, expected the same in the same order, or "
+                "plain lists of views"
+            )
 
 
 def overlaps(src: Sequence[Range], dst: Sequence[Range]) -> Iterator[tuple[int, Range, int, Range]]:
