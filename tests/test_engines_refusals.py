@@ -495,6 +495,10 @@ class TestAliasing:
             ValueError, r"layers\[0\]\[0\] of shape \[1, 3, 8, 6\] and strides \[.*, 0, 1\] has rows that overlap"
         ):
             from_transformers([(k, v)], block_size=N)
+        # Seen without a look at every row.
+        k, v = (np.broadcast_to(zeros(1, H, 1, D), (1, H, 10**12, D)) for _ in "kv")
+        with raises(ValueError, "has rows that overlap"):
+            from_transformers([(k, v)], block_size=N)
 
     def test_k_that_is_also_v(self):
         k = zeros(B * N, H, D)

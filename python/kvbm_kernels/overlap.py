@@ -36,8 +36,19 @@ def rows_collide(rows: Geometry) -> bool:
         return True
     if _cannot_collide(rows.root) or _cannot_collide(rows):
         return False
+    if _stands_still(rows):
+        return True
     starts, nbytes = _runs(rows)
     return not _gaps_are_at_least(starts, nbytes)
+
+
+def _stands_still(rows: Geometry) -> bool:
+    """Whether an index does not move at all, as in an array that was broadcast, of however many rows."""
+    counts = (rows.num_blocks, *rows.extents[1:])
+    return rows.num_blocks > 0 and any(
+        count > 1 and not stride and not step
+        for count, stride, step in zip(counts, rows.strides, rows.steps, strict=True)
+    )
 
 
 def _has_repeats(rows: Geometry) -> bool:
