@@ -231,7 +231,7 @@ __device__ __forceinline__ void start(const Head &head) {
 
 // A CTA a tile, so that its threads share one look-up of the tile's item.
 template <int kInner, typename P>
-__global__ void __launch_bounds__(kCtaTileThreads) move_tile(const __grid_constant__ P p) {
+__global__ void __launch_bounds__(kCtaTileThreads) move_tile(const P __grid_constant__ p) {
   constexpr uint32_t kInFlight = (1u << kCtaTileLog2) / kCtaTileThreads;
   const Head &head = p.head;
   start(head);
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kCtaTileThreads) move_tile(const __grid_consta
 
 // Grid: any number of CTAs; each takes kInFlight tiles a group of lanes at a time, and strides by the grid.
 template <int kInFlight, int kThreads, int kMinCtas, typename P>
-__global__ void __launch_bounds__(kThreads, kMinCtas) move(const __grid_constant__ P p) {
+__global__ void __launch_bounds__(kThreads, kMinCtas) move(const P __grid_constant__ p) {
   const Head &head = p.head;
   start(head);
   const uint32_t lanes = 1u << head.tile_log2;
@@ -353,7 +353,7 @@ __device__ __forceinline__ void gather_vector(const Head &head, const Tile &tile
 // As `move`, for a plan whose segments are 2^n < 16 bytes, aligned to themselves, and whose dimensions make contiguous
 // runs of whole vectors in the destination.
 template <int kThreads, typename P>
-__global__ void __launch_bounds__(kThreads) gather(const __grid_constant__ P p) {
+__global__ void __launch_bounds__(kThreads) gather(const P __grid_constant__ p) {
   const Head &head = p.head;
   start(head);
   const uint32_t lanes = 1u << head.tile_log2;

@@ -105,7 +105,11 @@ struct Numbers {
 class SharedDivisor {
  public:
   __device__ __forceinline__ explicit SharedDivisor(float by) : by_(by) {
+#ifdef __CUDA_ARCH__
     asm("rcp.approx.f32 %0, %1;" : "=f"(inverse_) : "f"(by));
+#else
+    inverse_ = 1.0f / by;
+#endif
     inverse_ = __fmaf_rn(inverse_, __fmaf_rn(-by, inverse_, 1.0f), inverse_);
   }
 

@@ -263,7 +263,10 @@ class Rows {
     });
   }
 
-  static const void *symbol(void (*kernel)(RowsParams)) { return reinterpret_cast<const void *>(kernel); }
+  template <typename Kernel>
+  static const void *symbol(Kernel *kernel) {
+    return reinterpret_cast<const void *>(kernel);
+  }
 
   static constexpr uint32_t kShortPieces = 2;
   static constexpr uint32_t kLongSteps = 2;

@@ -112,7 +112,7 @@ struct Group {
 
 // Rows as they are. Each lane moves kSteps vectors of W bytes of each of its kPieces pieces.
 template <int W, int kSteps, int kPieces, bool kAppends>
-__global__ void __launch_bounds__(kRowsThreads) move_rows(const __grid_constant__ RowsParams p) {
+__global__ void __launch_bounds__(kRowsThreads) move_rows(const RowsParams __grid_constant__ p) {
   const RowsHead &head = p.head;
   typename Access<W>::Type data[kPieces][kSteps];
   Group<kPieces> group(p);
@@ -181,7 +181,7 @@ __device__ __forceinline__ float get_scale(const char *row, const RowsHead &head
 // A row a piece, kWidth numbers a lane at a time: kSteps times at most, which stay in registers; with kSteps = 0 any
 // number of times, and a row is read a second time once its scale is known.
 template <int kDtype, int kWidth, int kSteps, int kPieces>
-__global__ void __launch_bounds__(kRowsThreads) quantize_rows(const __grid_constant__ RowsParams p) {
+__global__ void __launch_bounds__(kRowsThreads) quantize_rows(const RowsParams __grid_constant__ p) {
   using Given = Numbers<kDtype, kWidth>;
   const RowsHead &head = p.head;
   Given given[kPieces][kSteps ? kSteps : 1];
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kRowsThreads) quantize_rows(const __grid_const
 
 // As quantize_rows, the other way.
 template <int kDtype, int kWidth, int kSteps, int kPieces>
-__global__ void __launch_bounds__(kRowsThreads) dequantize_rows(const __grid_constant__ RowsParams p) {
+__global__ void __launch_bounds__(kRowsThreads) dequantize_rows(const RowsParams __grid_constant__ p) {
   constexpr int kAtOnce = kSteps ? kSteps : 1;
   const RowsHead &head = p.head;
   Group<kPieces> group(p);

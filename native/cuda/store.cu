@@ -24,7 +24,7 @@ using ManyStores = Stores<kLargeParams / sizeof(uint32_t *) / 3 * 2 - 1>;
 static_assert(sizeof(ManyStores) <= kLargeParams, "past the parameter limit");
 
 template <typename P>
-__global__ void __launch_bounds__(kThreads) store_words(const __grid_constant__ P p) {
+__global__ void __launch_bounds__(kThreads) store_words(const P __grid_constant__ p) {
   wait_for_previous();
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i < p.n) *p.dsts[i] = p.values[i];
