@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that can be checked on this machine, from nothing: lint, the build without CUDA, the build with CUDA where
-# there is an nvcc, and the library under AddressSanitizer and UndefinedBehaviorSanitizer.
+# Everything that can be checked on this machine, from nothing: lint, the build without CUDA, the kernels on an emulated
+# GPU, the build with CUDA where there is an nvcc, and all of it under AddressSanitizer and UndefinedBehaviorSanitizer.
 #
 # Needs a C and C++ compiler, Python 3.10 or newer with venv, and access to a Python package index.
 source "$(dirname "$0")/lib.sh"
@@ -22,6 +22,16 @@ step 'Without CUDA: build'
 (hide_nvcc; native_build stub)
 step 'Without CUDA: tests'
 (hide_nvcc; pytest -q -rs)
+
+step 'Emulated GPU: tests'
+# Twice at a time: a grid runs on one processor.
+on_emulated_gpu() {
+  KVBM_REQUIRE_GPU=1 OMP_NUM_THREADS=1 KVBM_KERNELS_LIBRARY=$work/stub/tests/native/emulated/libkvbm_emulated.so \
+    pytest -q -rs "$@"
+}
+on_emulated_gpu tests/test_gpu_{convert,models,pairs}.py &
+on_emulated_gpu tests/test_gpu_{emulated,facade_engines,rows,sized}.py
+wait $!
 
 if wants_cuda; then
   step 'With CUDA: build'

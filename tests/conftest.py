@@ -7,10 +7,20 @@ import os
 import numpy as np
 import pytest
 
+from gpu_support import is_emulated
+
 
 def pytest_runtest_setup(item):
-    """Skip GPU tests where there is no GPU, unless KVBM_REQUIRE_GPU says that there has to be one."""
-    if item.get_closest_marker("gpu") is None or os.environ.get("KVBM_REQUIRE_GPU"):
+    """Skip GPU tests where there is no GPU, unless KVBM_REQUIRE_GPU says that there has to be one.
+
+    An emulated GPU is one, except for tests that say ``emulated=False``.
+    """
+    marker = item.get_closest_marker("gpu")
+    if marker is None:
+        return
+    if not marker.kwargs.get("emulated", True) and is_emulated():
+        pytest.skip("needs more than an emulated GPU")
+    if os.environ.get("KVBM_REQUIRE_GPU"):
         return
     import kvbm_kernels
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gpu_arrays import EmulatedArray
+from gpu_support import emulated_memory
 from reference_engines import Cache
 
 
@@ -62,6 +64,22 @@ def to_torch(cache: Cache, device: str) -> Moved:
         view,
         lambda tensor: tensor.cpu().numpy(),
     )
+
+
+def to_emulated(cache: Cache) -> Moved:
+    """In device memory of the emulated GPU, as integers."""
+
+    def view(memory: Any, itemsize: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
+        return EmulatedArray(
+            memory, np.dtype(f"u{itemsize}"), shape, tuple(stride * itemsize for stride in strides), offset * itemsize
+        )
+
+    def put(array: np.ndarray) -> Any:
+        memory = emulated_memory(array.nbytes, "device")
+        memory[:] = array.tobytes()
+        return memory
+
+    return Moved(cache, put, view, lambda memory: np.frombuffer(memory, np.uint8))
 
 
 def to_cupy(cache: Cache) -> Moved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import pytest
 
 import kvbm_kernels as kk
 import reference
+from gpu_support import emulated_memory, is_emulated
 
 NB, NL, NO, NT, NH, HD = 3, 2, 2, 5, 4, 16
 
@@ -24,8 +26,14 @@ class Place(NamedTuple):
 def place(name: str, dtype: str | None = None) -> Place:
     """One of ON_DEVICE, one of PINNED, or "pageable".
 
-    Tensors of PyTorch on the device have the dtype of this name, or are integers.
+    Tensors of PyTorch on the device have the dtype of this name, or are integers. On an emulated GPU, the two places of
+    PyTorch are its own.
     """
+    if is_emulated():
+        return {
+            "torch": Place(EmulatedArray.of, EmulatedArray.get),
+            "torch pinned": Place(emulated_pinned, np.copy),
+        }[name]
     import torch
 
     def as_tensor(array: np.ndarray) -> Any:
@@ -82,6 +90,41 @@ class OnlyDLPack:
 
     def __dlpack__(self, **arguments: Any) -> Any:
         return self.array.__dlpack__(**arguments)
+
+
+class EmulatedArray:
+    """An array in device memory of the emulated GPU, as CUDA libraries show theirs.
+
+    ``memory`` are bytes from emulated_memory(), and ``offset`` is where in them the first element lies.
+    """
+
+    def __init__(self, memory: Any, dtype: np.dtype, shape: tuple[int, ...], strides: Any = None, offset: int = 0):
+        self._memory, self._dtype = memory, dtype
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "typestr": dtype.str,
+            "data": (ctypes.addressof(memory) + offset, False),
+            "strides": strides,
+            "version": 3,
+        }
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> EmulatedArray:
+        memory = emulated_memory(array.nbytes, "device")
+        memory[:] = array.tobytes()
+        return cls(memory, array.dtype, array.shape)
+
+    def get(self) -> np.ndarray:
+        """A copy of an array that fills its memory."""
+        shape = self.__cuda_array_interface__["shape"]
+        return np.frombuffer(self._memory, self._dtype).reshape(shape).copy()
+
+
+def emulated_pinned(array: np.ndarray) -> np.ndarray:
+    """The array in pinned memory of the emulated GPU."""
+    pinned = np.frombuffer(emulated_memory(array.nbytes, "pinned"), array.dtype).reshape(array.shape)
+    pinned[...] = array
+    return pinned
 
 
 def sleep(milliseconds: float) -> None:

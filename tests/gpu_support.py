@@ -1,7 +1,8 @@
 """What the GPU tests share: the C API through ctypes, and memory that a kernel can reach.
 
-The library is the file that KVBM_GPU_LIBRARY names, or the one inside the installed package. Nothing here touches CUDA
-or torch before a test asks for it.
+The library is the file that KVBM_GPU_LIBRARY or KVBM_KERNELS_LIBRARY names, or the one inside the installed package.
+Where it is the one with an emulated GPU (tests/native/emulated), all memory is its own, and CUDA is not used. Nothing
+here touches CUDA or torch before a test asks for it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import weakref
 from collections.abc import Sequence
-from ctypes import POINTER, c_int, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_bool, c_int, c_int64, c_size_t, c_uint8, c_void_p
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +51,7 @@ class Options(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    path = os.environ.get("KVBM_GPU_LIBRARY")
+    path = os.environ.get("KVBM_GPU_LIBRARY") or os.environ.get("KVBM_KERNELS_LIBRARY")
     if path is None:
         from importlib.resources import files
 
@@ -64,8 +67,25 @@ def library() -> ctypes.CDLL:
     }.items():
         getattr(lib, f"kvbm_kernels_{name}").argtypes = arguments
     lib.kvbm_kernels_last_error_message.restype = ctypes.c_char_p
-    lib.kvbm_kernels_has_memcpy_batch_async.restype = ctypes.c_bool
+    lib.kvbm_kernels_has_memcpy_batch_async.restype = c_bool
     return lib
+
+
+@functools.cache
+def is_emulated() -> bool:
+    """Whether the kernels of the library run on the host."""
+    return hasattr(library(), "kvbm_emulated_malloc")
+
+
+def emulated_memory(nbytes: int, where: str) -> Any:
+    """Memory of the emulated GPU, "device" or "pinned", as a buffer."""
+    lib = library()
+    lib.kvbm_emulated_malloc.argtypes, lib.kvbm_emulated_malloc.restype = [c_size_t, c_bool], c_void_p
+    lib.kvbm_emulated_free.argtypes, lib.kvbm_emulated_free.restype = [c_void_p], None
+    address = lib.kvbm_emulated_malloc(nbytes, where == "device")
+    memory = (c_uint8 * nbytes).from_address(address)
+    weakref.finalize(memory, lib.kvbm_emulated_free, address)
+    return memory
 
 
 def call(name: str, *arguments: object) -> int:
@@ -87,7 +107,9 @@ class Memory:
         self.nbytes = nbytes
         self._start = misalign
         total = nbytes + misalign
-        if where == "device":
+        if is_emulated() and where != "pageable":
+            self._tensor = torch.frombuffer(emulated_memory(total, where), dtype=torch.uint8)
+        elif where == "device":
             self._tensor = torch.empty(total, dtype=torch.uint8, device="cuda")
         else:
             self._tensor = torch.empty(total, dtype=torch.uint8, pin_memory=where == "pinned")
@@ -111,7 +133,8 @@ class Memory:
 def synchronize() -> None:
     import torch
 
-    torch.cuda.synchronize()
+    if not is_emulated():
+        torch.cuda.synchronize()
 
 
 class Stream:
@@ -120,11 +143,12 @@ class Stream:
     def __init__(self) -> None:
         import torch
 
-        self._stream = torch.cuda.Stream()
-        self.handle = self._stream.cuda_stream
+        self._stream = None if is_emulated() else torch.cuda.Stream()
+        self.handle = 3 if self._stream is None else self._stream.cuda_stream
 
     def synchronize(self) -> None:
-        self._stream.synchronize()
+        if self._stream is not None:
+            self._stream.synchronize()
 
 
 def table(addresses: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -7,9 +7,10 @@ import pytest
 
 import kvbm_kernels as kk
 import reference
-from engine_arrays import Moved, to_cupy, to_torch
+from engine_arrays import Moved, to_cupy, to_emulated, to_torch
 from engine_kinds import EVERY, IDS, assert_same_memory, copy, laid_out, logical, shape_of
 from gpu_arrays import place
+from gpu_support import is_emulated, synchronize
 
 pytestmark = pytest.mark.gpu
 
@@ -23,13 +24,11 @@ def on_device(library: str, cache) -> Moved:
     if library == "cupy":
         pytest.importorskip("cupy")
         return to_cupy(cache)
-    return to_torch(cache, "cuda")
+    return to_emulated(cache) if is_emulated() else to_torch(cache, "cuda")
 
 
 def fetched(moved: Moved) -> None:
-    import torch
-
-    torch.cuda.synchronize()
+    synchronize()
     moved.fetch()
 
 
@@ -56,12 +55,12 @@ def test_universal_bytes_and_back(rng, name, library):
 def test_from_each_engine_to_each(rng, src_name):
     kind, size = EVERY[src_name]
     kv = logical(rng, size, len(IDS))
-    src = to_torch(laid_out(kind, size, kv, IDS), "cuda")
+    src = on_device("torch", laid_out(kind, size, kv, IDS))
     of = kind.view(src.tensors, size)[IDS]
     for name, (other, its_size) in EVERY.items():
         if its_size is size:
             cache = laid_out(other, size, None, OTHERS)
-            dst = to_torch(cache, "cuda")
+            dst = on_device("torch", cache)
             copy(other.view(dst.tensors, size)[OTHERS], of)
             fetched(dst)
             assert_same_memory(cache, laid_out(other, size, kv, OTHERS), name)
@@ -73,14 +72,14 @@ def test_sizes_of_models(rng, name):
     kind, size = EVERY[name]
     size = size._replace(**(WIDE if size.no == 2 else WIDE_MLA))
     kv = logical(rng, size, len(IDS))
-    src = to_torch(laid_out(kind, size, kv, IDS), "cuda")
+    src = on_device("torch", laid_out(kind, size, kv, IDS))
     where = place("torch")
     expected = reference.universal(kv)
     out = where.put(np.zeros_like(expected))
     copy(kk.UniversalBlocks(out, shape_of(size)), kind.view(src.tensors, size)[IDS])
     reference.assert_same_bytes(where.get(out).view(expected.dtype), expected)
     cache = laid_out(kind, size, None, OTHERS)
-    dst = to_torch(cache, "cuda")
+    dst = on_device("torch", cache)
     copy(kind.view(dst.tensors, size)[OTHERS], kk.UniversalBlocks(out, shape_of(size)))
     fetched(dst)
     assert_same_memory(cache, laid_out(kind, size, kv, OTHERS), name)

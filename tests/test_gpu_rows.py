@@ -159,6 +159,7 @@ def test_more_layers_than_a_launch_has_bases_for() -> None:
         check_case(Case(nl=23, no=1, nh=2, hd=8, each=3, bases=(True, False), stored=stored), run)
 
 
+@pytest.mark.gpu(emulated=False)
 @pytest.mark.parametrize("by_slots", [True, False])
 @pytest.mark.parametrize("stored", [None, "int8", "fp8"])
 def test_a_graph_replays_with_what_the_map_holds_then(by_slots, stored) -> None:
@@ -187,6 +188,7 @@ def test_a_graph_replays_with_what_the_map_holds_then(by_slots, stored) -> None:
             reference.assert_same_bytes(captured.read()[0 if appends else 1], call.expected)
 
 
+@pytest.mark.gpu(emulated=False)
 def test_the_map_is_read_when_the_stream_gets_there() -> None:
     import torch
 
@@ -209,8 +211,6 @@ def test_the_map_is_read_when_the_stream_gets_there() -> None:
 
 @pytest.mark.parametrize("what", ["cache", "rows", "maps"])
 def test_ordinary_memory_is_refused(what) -> None:
-    import torch
-
     for appends in (True, False):
         for by_slots in (True, False):
             call = make_call(Case(by_slots=by_slots, each=20), appends)
@@ -219,11 +219,12 @@ def test_ordinary_memory_is_refused(what) -> None:
             name = {"cache": "the memory of the cache", "rows": "the memory of rows"}.get(what, "the array map->")
             assert message().startswith(f"{name_of(call).removeprefix('launch_')}: {name}"), message()
             assert "ordinary host memory" in message()
-            torch.cuda.synchronize()
+            synchronize()
             for actual, expected in zip(launched.read(), (call.cache_image, call.rows_image), strict=True):
                 reference.assert_same_bytes(actual, expected)
 
 
+@pytest.mark.gpu(emulated=False)
 @pytest.mark.parametrize("stored", [None, "int8"])
 def test_more_than_32_bits(stored) -> None:
     """More than 2^31 elements, and places past 4 GiB, in one call."""
@@ -310,6 +311,7 @@ class TestStoreU32:
         image.view(np.uint32)[places + 4] = values
         reference.assert_same_bytes(memory.read(), image)
 
+    @pytest.mark.gpu(emulated=False)
     def test_the_tables_are_read_before_it_returns(self) -> None:
         import torch
 
@@ -323,6 +325,7 @@ class TestStoreU32:
         stream.synchronize()
         assert memory.read().view(np.uint32).tolist() == [3] * 4 + [0] * 12
 
+    @pytest.mark.gpu(emulated=False)
     def test_in_a_graph(self) -> None:
         import torch
 

@@ -77,6 +77,7 @@ def test_the_route_that_ran_can_be_asked() -> None:
         assert went(pinned.address + starts, target.address + starts, [long] * 4) == BATCH_ROUTE
 
 
+@pytest.mark.gpu(emulated=False)
 @pytest.mark.parametrize("mode", [AUTO, ASYNC])
 def test_a_freed_piece_is_told(mode) -> None:
     """Entry 5 of 8 lies in freed memory: the error names it, and CUDA works on."""
