@@ -174,6 +174,12 @@ def test_more_memory_than_there_is(arrays, block_size):
         small(arrays=arrays, block_size=block_size, num_blocks=1 << 20)
 
 
+@pytest.mark.parametrize("max_blocks", [1 << 50, 1 << 62])
+def test_a_longer_table_than_there_is_memory_for(max_blocks):
+    with pytest.raises(kk.KvbmMemoryError, match=f"max_blocks is {max_blocks}: {4 * max_blocks} bytes for the table"):
+        kk.KvCache.paged(small(), max_blocks=max_blocks)
+
+
 def test_repr():
     """A pool says how full it is."""
     pool = small()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kvbm_kernels._native import ffi, lib
 from kvbm_kernels.arrays import Memory, describe, memory_of
-from kvbm_kernels.errors import KvbmValueError, Uncopied
+from kvbm_kernels.errors import KvbmMemoryError, KvbmValueError, Uncopied
 from kvbm_kernels.kv_arrays import ArrayMaker
 from kvbm_kernels.streams import StreamLike, launch
 
@@ -172,8 +172,14 @@ class SequenceTables(Uncopied):
         self.max_blocks = max_blocks
         words = num_sequences * max_blocks
         self._lens_at = -(-words // _ALIGNED) * _ALIGNED
-        host = np.zeros(self._lens_at + num_sequences, np.uint32)
-        host[:words] = null_block
+        try:
+            host = np.zeros(self._lens_at + num_sequences, np.uint32)
+            host[:words] = null_block
+        # NumPy has another error for what no machine holds.
+        except (MemoryError, ValueError) as error:
+            raise KvbmMemoryError(
+                f"max_blocks is {max_blocks}: {4 * words} bytes for the table cannot be had: {error}"
+            ) from None
         self._table = Table(host, arrays, updates)
         self._arrays = arrays
         self._updates = updates
