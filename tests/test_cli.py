@@ -120,7 +120,12 @@ class TestUsageErrors:
             (["layout", "--dtype", "f12"], "'f16', 'bf16', 'f32', 'f64', 'fp8_e4m3', 'fp8_e5m2', 'int8', 'uint8'"),
             (["layout", "--hd", str(1 << 62)], "kvbm-kernels layout: error: nl=2 no=2 nh=4 nt=4 hd=46116"),
             (["layout", "--hd", str(1 << 52), "--nb", "64"], "a side has more bytes than there are addresses"),
-            (["layout", "--nb", str(10**12)], "a side has more than 262,144 buffers"),
+            (
+                ["layout", "--nb", "65537"],
+                "error: --nb 65537 * --nl 2 * --no 2: 262,148 buffers on a side, expected at most 262,144",
+            ),
+            (["layout", "--nb", str(10**12), "--from", "layers"], "error: --nb 1000000000000: 1,000,000,000,000 buf"),
+            (["layout", "--nl", "262145", "--from", "layers", "--to", "packed"], "error: --nl 262145: 262,145 buffers"),
             (["layout", "--svg", "/nowhere/layout.svg"], "--svg /nowhere/layout.svg: No such file or directory"),
         ],
     )

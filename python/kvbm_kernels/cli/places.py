@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -19,7 +20,7 @@ DIMS = "loth"
 
 # Allocators of GPU memory align to this. Allocations are as far apart, so that none follows another.
 _ALIGNMENT = 512
-# Each is an array of Python's.
+# Each is an array of Python's, of a kilobyte or so while it is explained.
 _MOST_BUFFERS = 1 << 18
 
 
@@ -35,13 +36,17 @@ class Memory:
 
     def __init__(self, start: int) -> None:
         self._next = start
-        self._most = _MOST_BUFFERS
+
+    @staticmethod
+    def expect(**factors: int) -> None:
+        """Raises KvbmValueError for more buffers than there can be: the product of extents by their names."""
+        count = math.prod(factors.values())
+        if count > _MOST_BUFFERS:
+            given = " * ".join(f"--{name} {extent}" for name, extent in factors.items())
+            raise KvbmValueError(f"{given}: {count:,} buffers on a side, expected at most {_MOST_BUFFERS:,}")
 
     def take(self, nbytes: int) -> Any:
         """A flat array of which nothing may be touched. Raises KvbmValueError for more than there can be."""
-        if not self._most:
-            raise KvbmValueError(f"a side has more than {_MOST_BUFFERS:,} buffers")
-        self._most -= 1
         address = self._next
         self._next += (nbytes // _ALIGNMENT + 2) * _ALIGNMENT
         if self._next >= 1 << 62:
@@ -62,6 +67,7 @@ class LayoutKind(NamedTuple):
 
 def _stack(layout: str) -> Callable[[BlockShape, int, Memory], View]:
     def make(shape: BlockShape, num_blocks: int, memory: Memory) -> View:
+        memory.expect(nb=num_blocks, nl=shape.nl, no=shape.no)
         per_block = range(shape.nl * shape.no)
         chunks = [[memory.take(shape.chunk_nbytes) for _ in per_block] for _ in range(num_blocks)]
         return BlockStack(chunks, shape, layout)
@@ -71,17 +77,20 @@ def _stack(layout: str) -> Callable[[BlockShape, int, Memory], View]:
 
 def _operational(layout: str) -> Callable[[BlockShape, int, Memory], View]:
     def make(shape: BlockShape, num_blocks: int, memory: Memory) -> View:
+        memory.expect(nb=num_blocks)
         return OperationalBlocks([memory.take(shape.block_nbytes) for _ in range(num_blocks)], shape, layout)
 
     return make
 
 
 def _universal(shape: BlockShape, num_blocks: int, memory: Memory) -> View:
+    memory.expect(nb=num_blocks)
     return UniversalBlocks([memory.take(shape.block_nbytes) for _ in range(num_blocks)], shape)
 
 
 def _layers(axes: str) -> Callable[[BlockShape, int, Memory], View]:
     def make(shape: BlockShape, num_blocks: int, memory: Memory) -> View:
+        memory.expect(nl=shape.nl)
         nbytes = num_blocks * shape.no * shape.chunk_nbytes
         return BlockStack.from_layers([memory.take(nbytes) for _ in range(shape.nl)], shape, axes)
 
