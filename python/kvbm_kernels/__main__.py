@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import sys
 
+from kvbm_kernels._starting import of_extra, start
+
 
 def main() -> int:
     """Run the command with the arguments of this process; its exit status."""
+    return start("kvbm-kernels", _run)
+
+
+def _run(arguments: list[str]) -> int:
     try:
         from kvbm_kernels.cli.app import run_command
     except ModuleNotFoundError as error:
-        missing = str(error.name).partition(".")[0]
-        if missing not in ("click", "rich"):
+        # A bug can be reported from any installation.
+        if not of_extra(error) or arguments not in (["info"], ["info", "--json"]):
             raise
-        print(f"kvbm-kernels: error: {missing} is not installed: pip install 'kvbm-kernels[cli]'", file=sys.stderr)
-        return 2
-    return run_command(sys.argv[1:])
+        from kvbm_kernels.cli import report
+
+        print(report.as_text(report.collect(), as_json="--json" in arguments))
+        return 0
+    return run_command(arguments)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 import kvbm_kernels as kk
+from kvbm_kernels._starting import advice, of_extra
 from kvbm_kernels.bench import compare as comparison
 from kvbm_kernels.bench.backends import ABBREVIATIONS, BACKENDS
 from kvbm_kernels.bench.beside import KERNELS
@@ -282,9 +283,9 @@ def _plotting(image: Path) -> Callable[[list[Any], Path], None]:
     try:
         from kvbm_kernels.bench.plot import draw
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if not of_extra(error):
             raise
-        raise click.UsageError("matplotlib is not installed: pip install 'kvbm-kernels[cli]'") from None
+        raise click.UsageError(advice(error)) from None
     return draw
 
 

@@ -1,1 +1,3 @@
-"""What the command ``kvbm-kernels`` is made of. Needs the extra ``cli``; nothing else in the package needs this."""
+"""What the command ``kvbm-kernels`` is made of. Needs the extra ``cli``, but for the report; nothing else in the
+package needs this.
+"""

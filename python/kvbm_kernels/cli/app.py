@@ -111,11 +111,7 @@ def info(as_json: bool) -> None:
     their link to the host, and the Python around them. It is what a bug report should carry. What cannot be found out
     is said with the reason.
     """
-    found = report.collect()
-    if as_json:
-        click.echo(json.dumps(report.as_json(found), indent=2))
-    else:
-        click.echo("\n".join(report.as_lines(found)))
+    click.echo(report.as_text(report.collect(), as_json=as_json))
 
 
 @command.command(

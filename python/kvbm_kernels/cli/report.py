@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import platform
 import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import kvbm_kernels as kk
 from kvbm_kernels.cli.devices import Device, find_devices
@@ -117,13 +117,12 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def as_json(report: Report) -> dict[str, Any]:
-    """The report as JSON can hold it, with null for what is not known."""
-    return dataclasses.asdict(report)
+def as_text(report: Report, *, as_json: bool) -> str:
+    """The report to paste, or as JSON, with null for what is not known. No line is folded: paths stay whole."""
+    return json.dumps(dataclasses.asdict(report), indent=2) if as_json else "\n".join(_lines(report))
 
 
-def as_lines(report: Report) -> list[str]:
-    """The report as text to paste. No line is folded: paths stay whole."""
+def _lines(report: Report) -> list[str]:
     if report.build == "stub":
         cuda = "none: this is the build without CUDA"
     else:
