@@ -103,6 +103,12 @@ class TestExtras:
         code = f"sys.argv[1:] = {arguments}; from kvbm_kernels.__main__ import main; sys.exit(main())"
         assert output(without(EXTRAS, code)) == output(python("-c", f"import sys; {code}"))
 
+    @pytest.mark.parametrize("module", ["kvbm_kernels", "kvbm_kernels.bench"])
+    def test_an_interrupt_while_they_are_imported(self, module, tmp_path):
+        (tmp_path / "click.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+        result = python("-m", module, "--help", PYTHONPATH=str(tmp_path))
+        assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
     def test_another_missing_module_is_not_hidden(self):
         result = without(("json",), "sys.argv = ['x', 'info']; from kvbm_kernels.__main__ import main; main()")
         assert "ModuleNotFoundError" in result.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-# As a shell has it for a program that SIGINT ended.
+# Signalled processes end with 128 and the signal's number; SIGINT is 2.
 INTERRUPTED = 130
 _EXTRA = ("click", "matplotlib", "rich")
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 import kvbm_kernels as kk
-from kvbm_kernels._starting import advice, of_extra
+from kvbm_kernels._starting import INTERRUPTED, advice, of_extra
 from kvbm_kernels.bench import compare as comparison
 from kvbm_kernels.bench.backends import ABBREVIATIONS, BACKENDS
 from kvbm_kernels.bench.beside import KERNELS
@@ -20,7 +20,7 @@ from kvbm_kernels.bench.measure import Effort
 from kvbm_kernels.bench.models import DEFAULT, MODELS
 from kvbm_kernels.bench.patterns import as_pattern
 from kvbm_kernels.bench.results import BROKEN, as_rows, broken, read_json, read_rows
-from kvbm_kernels.bench.run import INTERRUPTED, Request, run_tests
+from kvbm_kernels.bench.run import Request, run_tests
 from kvbm_kernels.bench.suites import SUITES
 from kvbm_kernels.bench.table import show as _show
 from kvbm_kernels.dtypes import as_dtype

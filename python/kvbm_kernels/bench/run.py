@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import kvbm_kernels as kk
+from kvbm_kernels._starting import INTERRUPTED
 from kvbm_kernels.bench.cases import Case, combinations
 from kvbm_kernels.bench.machine import HostMachine, Machine, cuda_machine
 from kvbm_kernels.bench.measure import Bench, Effort
@@ -23,9 +24,6 @@ from kvbm_kernels.bench.suites import suite
 from kvbm_kernels.dtypes import DType
 from kvbm_kernels.errors import KvbmValueError
 from kvbm_kernels.layouts import BlockShape
-
-# Signalled processes end with 128 and the signal's number; SIGINT is 2.
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)

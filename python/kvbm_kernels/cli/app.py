@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 import kvbm_kernels as kk
+from kvbm_kernels._starting import INTERRUPTED
 from kvbm_kernels.bench.models import MODELS
 from kvbm_kernels.cli import report, svg, terminal
 from kvbm_kernels.cli.facts import reasons
@@ -40,7 +41,7 @@ def run_command(arguments: Sequence[str]) -> int:
         print(f"{path}: error: {_sentence(error)}", file=sys.stderr)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        return 130
+        return INTERRUPTED
     except OSError as error:
         # A reader that has gone has what it wanted.
         if not isinstance(error, BrokenPipeError):
