@@ -43,6 +43,7 @@ class TestStart:
     def test_the_examples_in_the_help_run(self, tmp_path):
         examples = output(kvbm_kernels("layout", "--help")).partition("Examples:\n")[2].splitlines()
         assert len(examples) >= 5
+        assert all("  " in line.strip() or "--" in line for line in examples), "an example that says nothing"
         for line in examples:
             # What stands behind two spaces is a remark.
             words = line.strip().split("  ")[0].split()
@@ -140,6 +141,8 @@ class TestUsageErrors:
             (["layout", "--nb", str(10**12), "--from", "layers"], "error: --nb 1000000000000: 1,000,000,000,000 buf"),
             (["layout", "--nl", "262145", "--from", "layers", "--to", "packed"], "error: --nl 262145: 262,145 buffers"),
             (["layout", "--svg", "/nowhere/layout.svg"], "--svg /nowhere/layout.svg: No such file or directory"),
+            (["layout", "--svg", "layout.png"], "error: --svg layout.png, expected a .svg file or -"),
+            (["layout", "--svg", "-", "--json"], "error: --svg - with --json, expected one of them"),
         ],
     )
     def test_are_one_line_with_what_is_allowed(self, arguments, expected):

@@ -321,6 +321,10 @@ class TestSvg:
         assert any(text.endswith("; rows are left out at the dots.") for text in texts)
         assert any("the first of 100 blocks" in text for text in texts)
 
+    def test_it_on_standard_output(self, tmp_path):
+        self.draw(tmp_path)
+        assert output(kvbm_kernels("layout", "--svg", "-")) == (tmp_path / "layout.svg").read_text("utf-8")
+
     def test_it_beside_json(self, tmp_path):
         file = tmp_path / "layout.svg"
         assert json.loads(output(kvbm_kernels("layout", "--svg", file, "--json")))["segments"] == 64

@@ -85,8 +85,10 @@ Examples:
   kvbm-kernels COMMAND --help
 
 \b
-Completion, in ~/.bashrc (for zsh and fish, zsh_source and fish_source):
+Completion, in ~/.bashrc (in ~/.zshrc, zsh_source):
   eval "$(_KVBM_KERNELS_COMPLETE=bash_source kvbm-kernels)"
+in ~/.config/fish/completions/kvbm-kernels.fish:
+  _KVBM_KERNELS_COMPLETE=fish_source kvbm-kernels | source
 """,
 )
 @click.version_option(kk.__version__, message="%(prog)s %(version)s")
@@ -129,7 +131,6 @@ Layouts:
 
 \b
 Examples:
-  kvbm-kernels layout
   kvbm-kernels layout                              each row by itself
   kvbm-kernels layout --from hnd                   all tokens of a head
   kvbm-kernels layout --hd 1 --to operational_hnd  rows too short for a GPU
@@ -166,7 +167,11 @@ Examples:
 @click.option("--from-host", is_flag=True, help="A GPU reads from pinned host memory.")
 @click.option("--to-host", is_flag=True, help="A GPU writes to pinned host memory.")
 @click.option(
-    "--svg", "svg_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Draw to a file."
+    "--svg",
+    "svg_file",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    metavar="FILE",
+    help="Draw to a .svg file; - is standard output.",
 )
 @click.option("--json", "as_json", is_flag=True, help="No drawing, but what the copy does and why, as JSON.")
 @click.pass_context
@@ -194,6 +199,11 @@ def layout(
     code and the threads on the host, and in words why. It is told by the library itself, and needs no GPU. Nothing is
     copied.
     """
+    to_stdout = str(svg_file) == "-"
+    if svg_file is not None and not to_stdout and svg_file.suffix != ".svg":
+        raise click.UsageError(f"--svg {svg_file}, expected a .svg file or -", context)
+    if to_stdout and as_json:
+        raise click.UsageError("--svg - with --json, expected one of them on standard output", context)
     extents = {"nl": nl, "no": no, "nh": nh, "hd": hd}
     if model is not None:
         of_model = MODELS[model]
@@ -213,8 +223,12 @@ def layout(
         return Picture(shape, shown, *sides, found.segment_nbytes)
 
     if svg_file is not None:
+        drawing = svg.draw(svg.choose_picture(shape, picture_of), found, nb)
         try:
-            svg_file.write_text(svg.draw(svg.choose_picture(shape, picture_of), found, nb), encoding="utf-8")
+            if to_stdout:
+                click.echo(drawing, nl=False)
+            else:
+                svg_file.write_text(drawing, encoding="utf-8")
         except OSError as error:
             raise click.UsageError(f"--svg {svg_file}: {error.strerror}", context) from None
     if as_json:
