@@ -134,6 +134,30 @@ class TestOutput:
         assert script.exists(), "the package is installed without its scripts"
         assert run(script, "--version") == f"kvbench, version {kk.__version__}\n"
 
+    @pytest.mark.parametrize(
+        ("option", "value", "offered"),
+        [
+            ("--model", "llama-3.1-", ["llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"]),
+            ("--backend", "vec", ["vectorized"]),
+            ("--backend", "auto,b", ["auto,batched"]),
+            ("--direction", "h2h,d2", ["h2h,d2h", "h2h,d2d"]),
+            (
+                "--pattern",
+                "nhd_to_universal",
+                ["nhd_to_universal", "nhd_to_universal_shuffled", "nhd_to_universal_pools"],
+            ),
+        ],
+    )
+    def test_completion_knows_the_names(self, option, value, offered):
+        ran = kvbench(_KVBENCH_COMPLETE="bash_complete", COMP_WORDS=f"kvbench {option} {value}", COMP_CWORD="2")
+        assert (ran.status, ran.err) == (0, "")
+        assert [line.removeprefix("plain,") for line in ran.out.splitlines()] == offered
+
+    @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+    def test_completion_of_shells(self, shell):
+        assert f"_KVBENCH_COMPLETE={shell}_complete" in kvbench(_KVBENCH_COMPLETE=f"{shell}_source").out
+        assert f"_KVBENCH_COMPLETE={shell}_source" in kvbench("--help").out or shell == "zsh"
+
     def test_nobody_reads_on(self):
         """A closed pipe ends the run without a traceback."""
         done = subprocess.run(
@@ -166,6 +190,8 @@ class TestRefused:
             (["--plot", "picture.gif"], "expected a .png or .svg file"),
             (["--json", "no/such/folder.json"], "no/such/folder.json cannot be written: No such file or directory"),
             (["--plot", "/proc/picture.png"], "cannot be written"),
+            (["--json", "-"], "-, expected a file: standard output is the CSV"),
+            (["--plot", "-"], "-, expected a file: standard output is the CSV"),
             (["--wormup", "1"], "--warmup"),
             (["--zzz"], "--help"),
             (["plt"], "Did you mean 'plot'?"),
@@ -176,6 +202,7 @@ class TestRefused:
             (["compare", "pyproject.toml", "pyproject.toml"], "pyproject.toml is no result of kvbench"),
             (["compare", "pyproject.toml"], "Missing argument"),
             (["show", "pyproject.toml"], "pyproject.toml is no JSON of kvbench"),
+            (["show", "docs/kvbench-16.csv"], "no JSON of kvbench: it is the CSV of a run, expected what --json FILE"),
         ],
     )
     def test_bad_flags_take_one_line(self, arguments, said, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from kvbm_kernels.bench.beside import KERNELS
 from kvbm_kernels.bench.cases import DIRECTIONS
 from kvbm_kernels.bench.measure import Effort
 from kvbm_kernels.bench.models import DEFAULT, MODELS
-from kvbm_kernels.bench.patterns import as_pattern
+from kvbm_kernels.bench.patterns import PATTERNS, as_pattern
 from kvbm_kernels.bench.results import BROKEN, as_rows, broken, read_json, read_rows
 from kvbm_kernels.bench.run import Request, run_tests
 from kvbm_kernels.bench.suites import SUITES
@@ -69,6 +69,16 @@ def _one_of(choices: dict[str, Any], abbreviations: dict[str, str]) -> Callable[
     return parse
 
 
+def _completing(names: Iterable[str]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """What a shell offers for the last entry of a list with commas."""
+
+    def complete(_context: click.Context, _parameter: click.Parameter, value: str) -> list[str]:
+        before, comma, last = value.rpartition(",")
+        return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
+
+    return complete
+
+
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _SAVED = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PLOT = "a .png or .svg file"
@@ -94,8 +104,13 @@ Examples:
   kvbench --suite conversion --plot conversion.png
   kvbench compare before.csv after.csv
 
-Standard output is CSV; everything else is on standard error. Completion for bash, zsh or fish:
-eval "$(_KVBENCH_COMPLETE=bash_source kvbench)".""".format(
+\b
+Completion, in ~/.bashrc (in ~/.zshrc, zsh_source):
+  eval "$(_KVBENCH_COMPLETE=bash_source kvbench)"
+in ~/.config/fish/completions/kvbench.fish:
+  _KVBENCH_COMPLETE=fish_source kvbench | source
+
+Standard output is CSV; everything else is on standard error.""".format(
     backends="\n".join(f"  {name:<13} {meaning}" for name, meaning in BACKENDS.items())
 )
 
@@ -126,6 +141,7 @@ eval "$(_KVBENCH_COMPLETE=bash_source kvbench)".""".format(
     "--backend",
     metavar="NAME,..",
     callback=_list_of(_one_of(BACKENDS, ABBREVIATIONS)),
+    shell_complete=_completing(BACKENDS),
     default=None,
     help="How bytes are moved, see below.  [default: what the pattern and the direction have]",
 )
@@ -133,6 +149,7 @@ eval "$(_KVBENCH_COMPLETE=bash_source kvbench)".""".format(
     "--direction",
     metavar="h2d|d2h|d2d|h2h,..",
     callback=_list_of(_one_of(DIRECTIONS, {})),
+    shell_complete=_completing(DIRECTIONS),
     default=None,
     help="From host (h) or device (d) to host or device.  [default: h2d,d2h,d2d with a GPU, h2h without]",
 )
@@ -140,6 +157,7 @@ eval "$(_KVBENCH_COMPLETE=bash_source kvbench)".""".format(
     "--pattern",
     metavar="NAME,..",
     callback=_list_of(as_pattern),
+    shell_complete=_completing(PATTERNS),
     default="fc_to_fc,lw_to_fc",
     show_default=True,
     help="Layouts on both sides, see below.",
@@ -150,6 +168,7 @@ eval "$(_KVBENCH_COMPLETE=bash_source kvbench)".""".format(
     "--model",
     metavar="NAME",
     callback=_by(_one_of(MODELS, {})),
+    shell_complete=_completing(MODELS),
     help=f"Extents of a model's cache.  [default: {DEFAULT}]",
 )
 @click.option("--layers", type=click.IntRange(1), help="Instead of the model's.")
@@ -254,6 +273,8 @@ def compare(before: Path, after: Path) -> int:
 
 
 def _check_writable(path: Path) -> None:
+    if str(path) == "-":
+        raise click.UsageError("-, expected a file: standard output is the CSV")
     # Better now than when everything is measured.
     existed = path.exists()
     try:

@@ -248,7 +248,10 @@ def read_rows(path: Path) -> list[Row]:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON of a saved run. Raises OSError, and ValueError for anything else."""
     try:
-        return _document(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if text.startswith(",".join(COLUMNS)):
+            raise ValueError("it is the CSV of a run, expected what --json FILE wrote")
+        return _document(text)
     except BROKEN as error:
         raise broken(path, error, "JSON") from None
 
