@@ -52,6 +52,40 @@ class TestPlot:
         assert any(text.startswith("auto hnd_to_nhd  ") for text in texts)
         assert not any("memcpy" in text or "baseline" in text for text in texts)
 
+    @pytest.mark.parametrize("counts", ["1", "1,2", "1,2,3"])
+    def test_nothing_is_cut_off(self, tmp_path, counts, monkeypatch):
+        """Everything that is written lies within the picture."""
+        pytest.importorskip("matplotlib")
+        from matplotlib.figure import Figure
+        from matplotlib.text import Text
+
+        from kvbm_kernels.bench import plot
+        from kvbm_kernels.bench.results import as_rows
+
+        run = results(tmp_path, *SMALL, "--num-blocks", counts, "--direction", "h2h", "--backend", "auto")
+        kept = []
+        monkeypatch.setattr(plot, "Figure", lambda **options: kept.append(Figure(**options)) or kept[-1])
+        plot.draw(as_rows(run["results"]), tmp_path / "run.png")
+        (figure,) = kept
+        # Saving is done in other pixels.
+        figure.draw_without_rendering()
+        width, height = figure.bbox.size
+        for text in figure.findobj(Text):
+            if text.get_text() and text.get_visible():
+                box = text.get_window_extent()
+                assert 0 <= box.x0 <= box.x1 <= width, text.get_text()
+                assert 0 <= box.y0 <= box.y1 <= height, text.get_text()
+
+    def test_figures_have_the_same_number_of_digits(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        values = [0.0512, 9.5, 10, 9.996, 100, 1234.5]
+        (tmp_path / "run.csv").write_text(
+            COLUMNS + "\n" + "".join(f"16,{i},lw_to_fc,h2d,auto,64,64,64,1,1,{v}\n" for i, v in enumerate(values, 1))
+        )
+        assert kvbench("plot", tmp_path / "run.csv", tmp_path / "run.svg").status == 0
+        shown = {text.removeprefix("auto  ") for text in svg_texts(tmp_path / "run.svg") if text.startswith("auto  ")}
+        assert shown == {"0.0512", "9.50", "10.0", "100", "1,234"}
+
 
 def svg_texts(path: Path) -> set[str]:
     """All that is written in a picture."""

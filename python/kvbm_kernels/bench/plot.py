@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -60,9 +61,12 @@ def draw(rows: Sequence[Row], image: Path) -> None:
         panel.set_title(title, fontsize=11, loc="left")
         panel.set_xlabel("size of a piece")
         panel.set_ylabel("payload, GB/s")
+    title = "Bandwidth by size of a piece and by batch"
+    if any(row.baseline for row in rows):
+        # In one line it is wider than a single panel.
+        title += ("\n" if columns == 1 else "; ") + "dashed: the baseline of the same run"
     figure.suptitle(
-        "Bandwidth by size of a piece and by batch"
-        + ("; dashed: the baseline of the same run" if any(row.baseline for row in rows) else ""),
+        title,
         fontsize=12,
         x=0.01,
         ha="left",
@@ -162,7 +166,7 @@ def _name(panel: Axes, lines: Sequence[Line], right: float, name_height: float) 
     heights = [max(height - excess, i * step) for i, height in enumerate(heights)]
     for height, (value, line) in zip(heights, ends, strict=True):
         panel.annotate(
-            f"{line.label}  {value:,.0f}" if value >= 1000 else f"{line.label}  {value:.3g}",
+            f"{line.label}  {_figure(value)}",
             xy=(line.points[-1][0], value),
             xytext=(right, height),
             textcoords="data",
@@ -171,6 +175,12 @@ def _name(panel: Axes, lines: Sequence[Line], right: float, name_height: float) 
             va="center",
             arrowprops={"arrowstyle": "-", "color": line.color, "alpha": 0.35, "linewidth": 0.7, "relpos": (0, 0.5)},
         )
+
+
+def _figure(value: float) -> str:
+    """Three digits that count, or all before the point: 9.50, 10.0, 1,234."""
+    whole = math.floor(math.log10(float(f"{value:.2e}")))
+    return f"{value:,.{max(0, 2 - whole)}f}"
 
 
 def _size(nbytes: float) -> str:
