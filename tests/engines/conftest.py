@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.engines)
             item.add_marker(pytest.mark.filterwarnings("default"))
             if "engines" not in config.option.markexpr:
-                item.add_marker(pytest.mark.skip(reason="asked for with -m engines, see ci/engines.sh"))
+                item.add_marker(pytest.mark.skip(reason="only with -m engines, see ci/engines.sh"))
 
 
 class _StandIn(types.ModuleType):
