@@ -313,7 +313,7 @@ def test_a_view_keeps_its_arrays_alive():
 
 @pytest.mark.parametrize("obj", [None, 3, "text", [1.0], object()])
 def test_things_that_are_no_arrays_are_refused(obj):
-    with pytest.raises(kk.KvbmTypeError, match=f"is a {type(obj).__name__}, expected an array"):
+    with pytest.raises(kk.KvbmTypeError, match=f"is an? {type(obj).__name__}, expected an array"):
         describe(obj)
 
 

@@ -123,7 +123,7 @@ def test_different_head_dimensions_have_no_common_view():
         ({"v_head_dim": 0}, ValueError, "v_head_dim is 0"),
         ({"layout": "DHN"}, ValueError, "layout is 'DHN'"),
         ({"arrays": "tensorflow"}, ValueError, "arrays is 'tensorflow'"),
-        ({"arrays": 3}, TypeError, "arrays is a int"),
+        ({"arrays": 3}, TypeError, "arrays is an int"),
         ({"device": "cuda"}, ValueError, "device is 'cuda', expected None with arrays=\"numpy\""),
     ],
 )

@@ -291,7 +291,7 @@ class TestErrors:
     def test_things_that_are_no_lists_or_arrays(self, call, case):
         universals, blocks = case
         self.refused(call, (universals, [None, None]), TypeError, r"blocks\[0\] is a NoneType, expected an array")
-        self.refused(call, ([1, 2], blocks), TypeError, r"universals\[0\] is a int, expected an array")
+        self.refused(call, ([1, 2], blocks), TypeError, r"universals\[0\] is an int, expected an array")
         with pytest.raises(TypeError, match="universals is a ndarray, expected a list with an entry for each block"):
             call(np.stack(universals), blocks)
         with pytest.raises(TypeError, match="blocks is a NoneType, expected a list with an entry for each block"):

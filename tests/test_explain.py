@@ -135,7 +135,7 @@ def test_no_blocks_are_nothing_to_do():
 def test_what_is_refused():
     with pytest.raises(kk.KvbmTypeError, match="^src is a list, expected a view$"):
         kk.explain(universal(), [])  # type: ignore[arg-type]
-    with pytest.raises(kk.KvbmValueError, match="^dst has 1 blocks and src 2, expected the same number$"):
+    with pytest.raises(kk.KvbmValueError, match="^dst has 1 block and src 2, expected the same number$"):
         kk.explain(universal(), stack(2))
     with pytest.raises(kk.KvbmValueError, match="^dst has blocks of nl=2 no=2 nh=1 .* expected the same$"):
         kk.explain(universal().heads(0, 1), stack())

@@ -180,7 +180,7 @@ def test_tensors_are_taken_too(make, rng, torch):
         (lambda k: k.astype(np.float32), TypeError, "k has dtype float32, expected f16"),
         (lambda k: k.view(ml_dtypes.bfloat16), TypeError, "k has dtype bfloat16, expected f16"),
         (lambda k: np.repeat(k, 2, 3)[..., ::2], ValueError, "k has the elements of a row 4 bytes apart"),
-        (lambda k: 3, TypeError, "k is a int, expected an array"),
+        (lambda k: 3, TypeError, "k is an int, expected an array"),
         (lambda k: None, TypeError, "k is a NoneType"),
     ],
 )

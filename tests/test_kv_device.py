@@ -537,7 +537,7 @@ def test_wrong_replacements(rng):
         (lambda: batch.replace(1, kk.KvCache.paged(pool)), ValueError, "cache has a table of 12 blocks, expected at"),
         (lambda: kk.KvBatch([first], max_blocks=3), ValueError, r"caches\[0\] has a table of 4 blocks, expected at"),
         (lambda: kk.KvBatch([None]), ValueError, "caches has only None, expected a cache, or a pool as well"),
-        (lambda: kk.KvBatch([first], pool=3), TypeError, "pool is a int, expected a BlockPool"),
+        (lambda: kk.KvBatch([first], pool=3), TypeError, "pool is an int, expected a BlockPool"),
         (lambda: kk.KvBatch([None, first], pool=new_pool()), ValueError, r"caches\[1\] is of another pool"),
         (lambda: batch.tables(5), ValueError, "max_blocks is 5, expected at most 4, the batch's own"),
     ):
@@ -567,7 +567,7 @@ def test_arrays_that_do_not_fit(rng):
 
     with pytest.raises(kk.KvbmValueError, match=r"arrays\.table gave another array in host memory"):
         kk.KvCache.paged(new_pool(arrays=Copies()))
-    with pytest.raises(kk.KvbmTypeError, match="arrays is a object, expected .*on, zeros, empty, view and table"):
+    with pytest.raises(kk.KvbmTypeError, match="arrays is an object, expected .*on, zeros, empty, view and table"):
         new_pool(arrays=object())
     with pytest.raises(kk.KvbmError, match="cupy\", which cannot be imported|device is 'here', expected the number of"):
         new_pool(arrays="cupy", device="here")

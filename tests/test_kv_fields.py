@@ -143,7 +143,7 @@ def test_views_copy_nothing(rng):
 
 def test_not_a_pool():
     """Only a pool has blocks to give."""
-    with pytest.raises(kk.KvbmTypeError, match="pool is a int, expected a BlockPool"):
+    with pytest.raises(kk.KvbmTypeError, match="pool is an int, expected a BlockPool"):
         kk.KvCache.paged(3)
     with pytest.raises(kk.KvbmValueError, match="max_blocks is 0"):
         kk.KvCache.paged(new_pool(), max_blocks=0)

@@ -53,7 +53,7 @@ def test_a_fork_without_a_block_for_its_tail_changes_nothing(rng):
     pool = new_pool(num_blocks=2)
     cache, _, _ = filled(pool, rng, 5)
     before = state(cache)
-    with pytest.raises(kk.OutOfBlocks, match="1 blocks are needed and 0 are free"):
+    with pytest.raises(kk.OutOfBlocks, match="1 block is needed and 0 are free"):
         cache.fork()
     assert state(cache) == before
 
@@ -336,7 +336,7 @@ def test_a_wrong_restore_changes_nothing(pool, rng):
     for src, n, error, message in (
         (make(good, 1), 5, ValueError, "the cache has 2 blocks and src 1, expected the same number"),
         (make(bad, 2), 5, TypeError, "the cache has dtype f16 and src bf16"),
-        (3, 5, TypeError, "src is a int, expected a view"),
+        (3, 5, TypeError, "src is an int, expected a view"),
         (make(good, 13), 50, kk.CapacityError, "50 tokens are needed"),
     ):
         with pytest.raises(error, match=message):

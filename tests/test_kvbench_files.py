@@ -141,6 +141,7 @@ class TestCompare:
         ran = kvbench("compare", before, after)
         assert ran.status == 0, ran.err
         assert ran.out.splitlines()[1].endswith(",2.000")
+        assert ran.err.startswith("1 test: ratio 2.000 to")
 
 
 def row(total: object = 8, size: object = 8, time: object = 1, bandwidth: object = 1) -> str:

@@ -284,7 +284,7 @@ def test_views_that_do_not_fit_are_named(rng):
         ([whole], [view], ValueError, "srcs is a list of 1, expected 2 views"),
         ([view], [view, view], ValueError, r"dsts\[0\] has nh = 3, expected 6"),
         ([whole], [view, whole], ValueError, r"srcs\[1\] has nh = 6, expected 3"),
-        (whole, [view, view], TypeError, "dsts is a OperationalBlocks, expected a list of 1 views"),
+        (whole, [view, view], TypeError, "dsts is an OperationalBlocks, expected a list of 1 view"),
         ([whole], [view, kv], TypeError, r"srcs\[1\] is a ndarray, expected a view"),
         ([[whole]], [[view], [whole]], ValueError, r"srcs\[1\]\[0\] has nh = 6, expected 3"),
         ([[whole]], [[view, view], view], ValueError, r"srcs\[0\] is a list of 2 views, dsts\[0\] of 1"),

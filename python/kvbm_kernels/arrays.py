@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from kvbm_kernels import dlpack
 from kvbm_kernels._native import check, ffi, lib
+from kvbm_kernels._wording import a_type
 from kvbm_kernels.dtypes import DType, Element, holds, is_bytes
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.layouts import contiguous_strides
@@ -104,7 +105,7 @@ def describe(obj: Any) -> Array:
     try:
         view = memoryview(obj)
     except TypeError:
-        raise KvbmTypeError(f"is a {type(obj).__name__}, expected an array or a buffer") from None
+        raise KvbmTypeError(f"is {a_type(obj)}, expected an array or a buffer") from None
     try:
         array = np.asarray(view)
     except ValueError as error:
@@ -160,7 +161,7 @@ def _describe_torch(torch: Any, tensor: Any) -> Array:
         nbytes = storage.nbytes()
     except RuntimeError as error:
         if tensor.layout == torch.strided:
-            raise KvbmTypeError(f"is a {type(tensor).__name__} without memory of its own: {error}") from None
+            raise KvbmTypeError(f"is {a_type(tensor)} without memory of its own: {error}") from None
         raise KvbmTypeError(f"is a {tensor.layout} tensor, expected a strided one: {error}") from None
     if tensor.is_neg() or tensor.is_conj():
         # Its values are not what its memory holds.
@@ -188,7 +189,7 @@ def _check_has_memory(tensor: Any, form: Form, start: int, nbytes: int) -> None:
     """Fake tensors have no memory, and a storage may be smaller than its tensors, such as one resized to 0."""
     span = _span(form)
     if span and not start:
-        raise KvbmTypeError(f"is a {type(tensor).__name__} without memory, expected a tensor with a storage")
+        raise KvbmTypeError(f"is {a_type(tensor)} without memory, expected a tensor with a storage")
     if span:
         offset = tensor.storage_offset() * form.element.itemsize
         raise KvbmValueError(f"needs {offset + span} bytes, and its storage has {nbytes}")

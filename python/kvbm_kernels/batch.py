@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from kvbm_kernels._native import check, ffi, lib
+from kvbm_kernels._wording import a_type
 from kvbm_kernels.arrays import Array, ArrayLike, Memory, describe
 from kvbm_kernels.dtypes import Element, is_bytes, is_raw
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
@@ -148,7 +149,7 @@ def _pairs(dsts: Sequence[ArrayLike], srcs: Sequence[ArrayLike]) -> _Pairs:
 
 def _described(arrays: Sequence[ArrayLike], name: str) -> list[Array]:
     if not isinstance(arrays, list | tuple):
-        raise KvbmTypeError(f"{name} is a {type(arrays).__name__}, expected a list of arrays")
+        raise KvbmTypeError(f"{name} is {a_type(arrays)}, expected a list of arrays")
     described = []
     for i, obj in enumerate(arrays):
         try:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.errors import KvbmMemoryError, KvbmTypeError, KvbmValueError
 from kvbm_kernels.layouts import as_count
 from kvbm_kernels.views import BlockIds
@@ -21,7 +22,7 @@ class OutOfBlocks(KvbmMemoryError):  # noqa: N818 - the name says what happened,
     """A pool has fewer free blocks than a call needs: ``needed`` and ``free`` say how many. Nothing was taken."""
 
     def __init__(self, needed: int, free: int) -> None:
-        super().__init__(f"{needed} blocks are needed and {free} are free")
+        super().__init__(f"{counted(needed, 'block')} {'is' if needed == 1 else 'are'} needed and {free} are free")
         self.needed = needed
         self.free = free
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.block_allocator import BlockAllocator
 from kvbm_kernels.blocks import BlockStack
 from kvbm_kernels.dtypes import DTypeLike
@@ -144,5 +145,5 @@ class BlockPool(Uncopied):
     def __repr__(self) -> str:
         return (
             f"<BlockPool: {self.allocator.num_used} of {self.num_blocks} blocks of {self.block_size} tokens used, "
-            f"{self.num_layers} layers, {self.kv_dtype.NAME}, {self.layout.name}>"
+            f"{counted(self.num_layers, 'layer')}, {self.kv_dtype.NAME}, {self.layout.name}>"
         )

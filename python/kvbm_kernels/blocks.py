@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from kvbm_kernels._wording import a_type
 from kvbm_kernels.arrays import ArrayLike, Expected, Form, describe, gather
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
 from kvbm_kernels.geometry import PerIndex
@@ -188,15 +189,13 @@ def _one_or_each(arrays: Any, axes: str, name: str) -> tuple[list[Any], str, Nam
 def _chunks(tensors: Any, shape: BlockShape, name: str) -> tuple[list[Any], Names]:
     """The chunks of a nested list in the order of the pointer table, and their names."""
     if not isinstance(tensors, list | tuple):
-        raise KvbmTypeError(
-            f"{name} is a {type(tensors).__name__}, expected a list with a list of chunks for each block"
-        )
+        raise KvbmTypeError(f"{name} is {a_type(tensors)}, expected a list with a list of chunks for each block")
     chunks: list[Any] = []
     per_block, no = shape.nl * shape.no, shape.no
     by_layer = False
     for b, block in enumerate(tensors):
         if not isinstance(block, list | tuple):
-            raise KvbmTypeError(f"{name}[{b}] is a {type(block).__name__}, expected a list of chunks")
+            raise KvbmTypeError(f"{name}[{b}] is {a_type(block)}, expected a list of chunks")
         if len(block) == shape.nl and isinstance(block[0], list | tuple):
             by_layer = True
             for layer, outers in enumerate(block):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from kvbm_kernels._native import check, ffi, lib
+from kvbm_kernels._wording import a_type
 from kvbm_kernels.arrays import ArrayLike, Form, describe
 from kvbm_kernels.blocks import BlockStack, OperationalBlocks, UniversalBlocks
 from kvbm_kernels.copy import copy_views
@@ -218,7 +219,7 @@ def _has_blocks(arrays: Any, name: str, blocks: Any) -> bool:
     """Whether two lists hold anything. Raises if they are no lists, or not of the same length."""
     for argument, value in ((name, arrays), ("blocks", blocks)):
         if not isinstance(value, list | tuple):
-            raise KvbmTypeError(f"{argument} is a {type(value).__name__}, expected a list with an entry for each block")
+            raise KvbmTypeError(f"{argument} is {a_type(value)}, expected a list with an entry for each block")
     if len(arrays) != len(blocks):
         raise KvbmValueError(f"{name} has {len(arrays)} entries and blocks {len(blocks)}, expected one for each block")
     return len(arrays) > 0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, SupportsIndex, TypeAlias
 
 from kvbm_kernels._native import check, ffi, lib
+from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.arrays import Memory
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
 from kvbm_kernels.layouts import as_c_int
@@ -103,15 +104,15 @@ def _copy_pairs(pairs: list[_Pair], stream: StreamLike | None, threads: int = 0,
 def as_view(obj: object, name: str) -> View:
     """Raises KvbmTypeError for anything but a view."""
     if not isinstance(obj, View):
-        raise KvbmTypeError(f"{name} is a {type(obj).__name__}, expected a view")
+        raise KvbmTypeError(f"{name} is {a_type(obj)}, expected a view")
     return obj
 
 
 def _as_pairs(dsts: object, srcs: object) -> list[_Pair]:
     if not isinstance(dsts, list | tuple):
-        raise KvbmTypeError(f"dst is a {type(dsts).__name__}, expected a view or a list of views")
+        raise KvbmTypeError(f"dst is {a_type(dsts)}, expected a view or a list of views")
     if not isinstance(srcs, list | tuple):
-        raise KvbmTypeError(f"src is a {type(srcs).__name__}, expected a list of views as dst is")
+        raise KvbmTypeError(f"src is {a_type(srcs)}, expected a list of views as dst is")
     if len(dsts) != len(srcs):
         raise KvbmValueError(f"dst is a list of {len(dsts)} views and src of {len(srcs)}, expected the same number")
     check_groups(dsts, srcs, "dst", "src", ("parts", "layers"))
@@ -157,7 +158,9 @@ def _overlap(dst_name: str, src_name: str) -> KvbmValueError:
 def mismatch(dst: View, src: View, dst_name: str, src_name: str) -> KvbmError | None:
     """Why blocks of the one cannot be copied to the other, if they cannot."""
     if len(dst) != len(src):
-        return KvbmValueError(f"{dst_name} has {len(dst)} blocks and {src_name} {len(src)}, expected the same number")
+        return KvbmValueError(
+            f"{dst_name} has {counted(len(dst), 'block')} and {src_name} {len(src)}, expected the same number"
+        )
     if dst.shape is src.shape or dst.shape == src.shape:
         return None
     if dst.shape.dtype is not src.shape.dtype:

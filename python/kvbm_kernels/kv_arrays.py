@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvbm_kernels._wording import a_type
 from kvbm_kernels.dtypes import DType
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
 from kvbm_kernels.layouts import as_integer
@@ -184,7 +185,7 @@ def as_arrays(arrays: ArrayMaker | str, device: object) -> ArrayMaker:
         raise KvbmValueError(f'arrays is {arrays!r}, expected "numpy", "torch" or "cupy"')
     if not all(hasattr(arrays, name) for name in ("on", "zeros", "empty", "view", "table")):
         raise KvbmTypeError(
-            f'arrays is a {type(arrays).__name__}, expected "numpy", "torch", "cupy" or an object with on, zeros, '
+            f'arrays is {a_type(arrays)}, expected "numpy", "torch", "cupy" or an object with on, zeros, '
             "empty, view and table"
         )
     if device is not None:

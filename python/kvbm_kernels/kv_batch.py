@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, SupportsIndex
 
+from kvbm_kernels._wording import a_type
 from kvbm_kernels.arrays import ArrayLike
 from kvbm_kernels.block_allocator import OutOfBlocks
 from kvbm_kernels.block_pool import BlockPool
@@ -58,13 +59,13 @@ class KvBatch(Uncopied):
         if not self.caches:
             raise KvbmValueError("caches has no entries, expected one or more")
         if pool is not None and not isinstance(pool, BlockPool):
-            raise KvbmTypeError(f"pool is a {type(pool).__name__}, expected a BlockPool")
+            raise KvbmTypeError(f"pool is {a_type(pool)}, expected a BlockPool")
         first = f"caches[{next((i for i, cache in enumerate(self.caches) if cache is not None), 0)}]"
         for i, cache in enumerate(self.caches):
             if cache is None:
                 continue
             if not isinstance(cache, PagedKvCache):
-                raise KvbmTypeError(f"caches[{i}] is a {type(cache).__name__}, expected a paged KvCache")
+                raise KvbmTypeError(f"caches[{i}] is {a_type(cache)}, expected a paged KvCache")
             if pool is None:
                 pool = cache.pool
             elif cache.pool is not pool:
@@ -147,7 +148,7 @@ class KvBatch(Uncopied):
             return old
         if cache is not None:
             if not isinstance(cache, PagedKvCache):
-                raise KvbmTypeError(f"cache is a {type(cache).__name__}, expected a paged KvCache or None")
+                raise KvbmTypeError(f"cache is {a_type(cache)}, expected a paged KvCache or None")
             if cache.pool is not self.pool:
                 raise KvbmValueError("cache is of another pool than the batch, expected the same")
             if any(cache is other for other in self.caches):

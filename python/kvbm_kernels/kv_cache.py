@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.arrays import ArrayLike
 from kvbm_kernels.dtypes import DTypeLike
 from kvbm_kernels.errors import KvbmValueError, Uncopied
@@ -329,7 +330,7 @@ class KvCache(Uncopied, abc.ABC):
 
     def __repr__(self) -> str:
         where = "released" if self._released else f"{len(self)} of {self.capacity} tokens"
-        return f"<{type(self).__name__}: {where}, {self.num_layers} layers, {self.kv_dtype.NAME}>"
+        return f"<{type(self).__name__}: {where}, {counted(self.num_layers, 'layer')}, {self.kv_dtype.NAME}>"
 
     # What the two kinds do differently.
 

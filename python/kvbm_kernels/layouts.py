@@ -11,6 +11,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from kvbm_kernels._native import lib
+from kvbm_kernels._wording import a_type
 from kvbm_kernels.dtypes import DType, DTypeLike, as_dtype
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
 
@@ -167,5 +168,5 @@ def _shape(nl: int, no: int, nh: int, nt: int, hd: int, dtype: int) -> BlockShap
 def as_shape(shape: object) -> BlockShape:
     """The argument ``shape`` of a view. Raises KvbmTypeError for anything but a BlockShape."""
     if not isinstance(shape, BlockShape):
-        raise KvbmTypeError(f"shape is a {type(shape).__name__}, expected a BlockShape")
+        raise KvbmTypeError(f"shape is {a_type(shape)}, expected a BlockShape")
     return shape

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
+from kvbm_kernels._wording import a_type
 from kvbm_kernels.arrays import ArrayLike
 from kvbm_kernels.block_pool import BlockPool, Part
 from kvbm_kernels.blocks import BlockStack
@@ -38,7 +39,7 @@ class PagedKvCache(KvCache):
         self, pool: BlockPool, max_blocks: SupportsIndex | None = None, stream: StreamLike | None = None
     ) -> None:
         if not isinstance(pool, BlockPool):
-            raise KvbmTypeError(f"pool is a {type(pool).__name__}, expected a BlockPool")
+            raise KvbmTypeError(f"pool is {a_type(pool)}, expected a BlockPool")
         self.pool = pool
         self.max_blocks = pool.num_blocks if max_blocks is None else as_count(max_blocks, "max_blocks", 1)
         pool.rows.check_stream(stream)
@@ -212,7 +213,7 @@ class PagedKvCache(KvCache):
         views = {"k": src[0], "v": src[1]} if isinstance(src, tuple) and len(src) == 2 else {"kv": src}
         for view in views.values():
             if not isinstance(view, View):
-                raise KvbmTypeError(f"src is a {type(view).__name__}, expected a view, or a pair of views of K and V")
+                raise KvbmTypeError(f"src is {a_type(view)}, expected a view, or a pair of views of K and V")
         undo = self._make_room(0, count, stream)
         try:
             for of, view in views.items():

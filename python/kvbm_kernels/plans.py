@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
 from kvbm_kernels.layouts import as_count
 
@@ -93,7 +94,7 @@ class Plan(Generic[T]):
     def _lists(self, name: str, views: Any, held: tuple[Range, ...]) -> list[list[View]]:
         """The views of each destination or source, which have to be of what it holds."""
         if not isinstance(views, list | tuple):
-            raise KvbmTypeError(f"{name} is a {type(views).__name__}, expected a list of {len(held)} views")
+            raise KvbmTypeError(f"{name} is {a_type(views)}, expected a list of {counted(len(held), 'view')}")
         if len(views) != len(held):
             raise KvbmValueError(f"{name} is a list of {len(views)}, expected {len(held)} views")
         symbol = _COUNTED[self.what]
@@ -105,7 +106,7 @@ class Plan(Generic[T]):
                 where = f"{name}[{i}][{j}]" if several else f"{name}[{i}]"
                 shape = getattr(view, "shape", None)
                 if not hasattr(shape, symbol):
-                    raise KvbmTypeError(f"{where} is a {type(view).__name__}, expected a view")
+                    raise KvbmTypeError(f"{where} is {a_type(view)}, expected a view")
                 count = getattr(shape, symbol)
                 if count != stop - start:
                     raise KvbmValueError(f"{where} has {symbol} = {count}, expected {stop - start}")

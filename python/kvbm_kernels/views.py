@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.arrays import Form, Group, Memory
 from kvbm_kernels.errors import KvbmIndexError, KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.geometry import Addresses, Geometry, PerIndex
@@ -80,7 +81,7 @@ class View(Uncopied):
 
     def __repr__(self) -> str:
         layout = f", {self.layout.name}" if self.layout is not None else ""
-        return f"<{type(self).__name__}: {len(self)} blocks of {self.shape}{layout}, {self.device}>"
+        return f"<{type(self).__name__}: {counted(len(self), 'block')} of {self.shape}{layout}, {self.device}>"
 
     def _narrowed(self, geometry: Geometry, shape: BlockShape) -> Self:
         view = object.__new__(type(self))

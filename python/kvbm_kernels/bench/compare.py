@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.bench.results import KEY, Row
 
 
@@ -55,7 +56,7 @@ def show(matched: Matched, before: str, after: str) -> None:
     else:
         csv.writer(sys.stdout, lineterminator="\n").writerows([header, *lines])
     print(
-        f"{len(ratios)} tests: ratio {min(ratios):.3f} to {max(ratios):.3f}, "
+        f"{counted(len(ratios), 'test')}: ratio {min(ratios):.3f} to {max(ratios):.3f}, "
         f"geometric mean {statistics.geometric_mean(ratios):.3f}",
         file=sys.stderr,
     )

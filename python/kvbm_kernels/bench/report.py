@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.bench.cases import Case
 from kvbm_kernels.bench.results import COLUMNS, Result, Run
 from kvbm_kernels.bench.table import table
@@ -97,7 +98,7 @@ class Report:
         missed = sum(bool(result.missed) for result in run.results)
         if missed:
             counts.append(f"{missed} that miss an aim")
-        self._line(f"{len(self._cases)} tests: {', '.join(counts)}")
+        self._line(f"{counted(len(self._cases), 'test')}: {', '.join(counts)}")
         self._line("Interrupted." if run.interrupted else "Done.")
 
     def _line(self, text: str) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import numpy as np
 
+from kvbm_kernels._wording import a_type
 from kvbm_kernels.blocks import BlockStack
 from kvbm_kernels.errors import KvbmIndexError, KvbmTypeError, KvbmValueError
 from kvbm_kernels.geometry import Geometry
@@ -84,7 +85,7 @@ def split_blocks(view: _AnyView, num_tokens: SupportsIndex) -> _AnyView:
     Raises KvbmValueError if the tokens of a block cannot be divided so.
     """
     if not isinstance(view, View):
-        raise KvbmTypeError(f"view is a {type(view).__name__}, expected a view")
+        raise KvbmTypeError(f"view is {a_type(view)}, expected a view")
     nt = view.shape.nt
     num_tokens = as_count(num_tokens, "num_tokens", 1)
     count, rest = divmod(nt, num_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kvbm_kernels._wording import a_type
 from kvbm_kernels.arrays import Array, Form, describe
 from kvbm_kernels.dtypes import DType, element_of, holds, is_bytes
 from kvbm_kernels.engines.tensors import SYMBOLS, Axis, Part, Tensors, in_elements, place_of, placed
@@ -128,7 +129,7 @@ def _opened(entries: list[Any], names: list[str], level: str) -> tuple[list[Any]
             keys, values = [f"[{i}]" for i in range(len(entry))], list(entry)
         else:
             what = "pair" if level == "o" else "list or dict"
-            raise KvbmTypeError(f"{label} is a {type(entry).__name__}, expected a {what} with {_LISTS[level]}")
+            raise KvbmTypeError(f"{label} is {a_type(entry)}, expected a {what} with {_LISTS[level]}")
         if not values or (count is not None and len(values) != count):
             of_same = "" if level == "o" or not count else f", {count} as in {names[0]}"
             raise KvbmValueError(f"{label} has {len(values)} entries, expected {_LISTS[level]}{of_same}")

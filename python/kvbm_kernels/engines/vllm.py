@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
+from kvbm_kernels._wording import a_type
 from kvbm_kernels.dtypes import DTypeLike, as_dtype
 from kvbm_kernels.engines.blocks import EngineBlocks
 from kvbm_kernels.engines.content import inline_scale, read_content
@@ -110,14 +111,14 @@ def from_vllm(
         raise KvbmValueError(f"num_kv_heads is {heads}, expected 1 for layout 'mla'")
     if isinstance(kv_caches, Mapping | list | tuple):
         if layout in _CROSS_LAYER:
-            raise KvbmTypeError(f"{name} is a {type(kv_caches).__name__}, expected one tensor for layout {layout!r}")
+            raise KvbmTypeError(f"{name} is {a_type(kv_caches)}, expected one tensor for layout {layout!r}")
         order = _order_of(layout)
         axes, orders = _LAYERS.get(layout, ("bhtc", (order,)))
         tensors = read(kv_caches, "l/" + axes, name, t=tokens, h=heads)
     else:
         if layout in _LAYERS:
             raise KvbmTypeError(
-                f"{name} is a {type(kv_caches).__name__}, expected a list or dict of layers for layout {layout!r}"
+                f"{name} is {a_type(kv_caches)}, expected a list or dict of layers for layout {layout!r}"
             )
         orders = (_order_of(layout),)
         tensors = read(kv_caches, orders[0], name, t=tokens, h=heads)

@@ -1,0 +1,14 @@
+"""Words of messages that depend on what they are about."""
+
+from __future__ import annotations
+
+
+def a_type(obj: object) -> str:
+    """The name of an object's type with its article: "a list", "an int"."""
+    name = type(obj).__name__
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things: "1 layer", "2 layers"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
