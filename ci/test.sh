@@ -18,8 +18,28 @@ ruff format --check
 mypy
 find include native tests bench -regex '.*\.\(c\|h\|cpp\|cu\|cuh\)' -exec clang-format --dry-run --Werror {} +
 
+# The sanitizer has to be there before Python, and the C++ runtime before the sanitizer looks for it. Python itself
+# does not free everything at exit. Left out is what does not use this library, and what uses it in processes or models
+# whose other tests are the same calls and a hundredfold faster.
+sanitized() {
+  native_build sanitized -Dcuda=disabled -Dbuildtype=debugoptimized -Db_sanitize=address,undefined
+  local runtime ignored=() file
+  runtime=$("${CXX:-c++}" -print-file-name=libasan.so)
+  runtime+=" $("${CXX:-c++}" -print-file-name=libstdc++.so)"
+  for file in build capi_programs cli cli_devices cli_docs cli_layout engines_transformers examples exports kernels \
+    kvbench kvbench_files kvbench_memory llama llama_paged models package; do
+    ignored+=("--ignore=tests/test_$file.py")
+  done
+  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+    LD_PRELOAD=$runtime KVBM_KERNELS_LIBRARY=$work/sanitized/native/libkvbm_kernels.so pytest -q -rs "${ignored[@]}"
+}
+
 step 'Without CUDA: build'
 (hide_nvcc; native_build stub)
+# Beside the rest, which leaves a processor idle.
+sanitized >"$work/sanitized.log" 2>&1 &
+sanitizers=$!
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 step 'Without CUDA: tests'
 (hide_nvcc; pytest -q -rs)
 
@@ -44,21 +64,8 @@ else
   step 'With CUDA: left out, there is no nvcc'
 fi
 
-step 'Sanitizers: build'
-native_build sanitized -Dcuda=disabled -Dbuildtype=debugoptimized -Db_sanitize=address,undefined
-step 'Sanitizers: tests'
-# The sanitizer has to be there before Python, and the C++ runtime before the sanitizer looks for it. Python itself
-# does not free everything at exit. Left out is what does not use this library, and what uses it in processes or models
-# whose tests above are the same calls and a hundredfold slower.
-runtime() { "${CXX:-c++}" -print-file-name="$1"; }
-ignored=()
-for file in build capi_programs cli cli_devices cli_docs cli_layout engines_transformers examples exports kernels kvbench \
-  kvbench_files kvbench_memory llama llama_paged models package; do
-  ignored+=("--ignore=tests/test_$file.py")
-done
-ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-  LD_PRELOAD="$(runtime libasan.so) $(runtime libstdc++.so)" \
-  KVBM_KERNELS_LIBRARY=$work/sanitized/native/libkvbm_kernels.so \
-  pytest -q -rs "${ignored[@]}"
+step 'Sanitizers'
+wait "$sanitizers" || { cat "$work/sanitized.log"; exit 1; }
+tail -n 3 "$work/sanitized.log"
 
 step 'All passed'
