@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvbm_kernels._wording import a_type
-from kvbm_kernels.arrays import ArrayLike, Expected, Form, describe, gather
+from kvbm_kernels.array_group import Expected, gather
+from kvbm_kernels.arrays import ArrayLike, Form, describe
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
 from kvbm_kernels.geometry import PerIndex
 from kvbm_kernels.layouts import BlockShape, Layout, as_layout, as_shape, contiguous_strides

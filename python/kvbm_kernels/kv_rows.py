@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, SupportsIndex, TypeVar
 import numpy as np
 
 from kvbm_kernels._native import check, ffi, lib
-from kvbm_kernels.arrays import Array, Expected, Form, Group, Memory, conform, describe, memory_of
+from kvbm_kernels.array_group import Expected, Group, conform
+from kvbm_kernels.arrays import Array, Form, Memory, describe, memory_of
 from kvbm_kernels.blocks import BlockStack
 from kvbm_kernels.copy import copy_views
 from kvbm_kernels.dtypes import DType, DTypeLike, as_dtype

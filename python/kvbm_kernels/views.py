@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbm_kernels._wording import counted
-from kvbm_kernels.arrays import Form, Group, Memory
+from kvbm_kernels.array_group import Group
+from kvbm_kernels.arrays import Form, Memory
 from kvbm_kernels.errors import KvbmIndexError, KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.geometry import Addresses, Geometry, PerIndex
 from kvbm_kernels.layouts import BlockShape, Layout, as_integer, resized
