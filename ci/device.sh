@@ -93,7 +93,7 @@ facade() (
   export XLA_PYTHON_CLIENT_PREALLOCATE=false
   status=0
   timeout 400 python3 -m pytest -q -rs -W default --maxfail=10 --durations=8 -p no:cacheprovider \
-    tests/test_gpu_facade*.py tests/test_kv_device.py || status=1
+    tests/test_gpu_facade*.py tests/test_kv_device*.py || status=1
   has click,rich && { timeout 240 python3 -m pytest -q -rs -W default --maxfail=10 --durations=8 -p no:cacheprovider \
     tests/test_gpu_cli.py tests/test_gpu_kvbench.py || status=1; }
   JAX_PLATFORMS=cpu timeout 240 python3 -m pytest -q -W default --maxfail=10 -p no:cacheprovider tests/test_lifetime.py \

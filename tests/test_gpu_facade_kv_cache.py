@@ -12,11 +12,11 @@ import kvbm_kernels as kk
 import reference
 from buildtools import ROOT
 from gpu_arrays import sleep
+from kv_held import Held, HeldSlots
 from kv_machine import Caches
 from kv_places import Cupy, Torch
 from kv_support import BS, HD, NH, NL, new_pool
 from kvbm_kernels import lifetime
-from test_kv_device import Held
 
 pytestmark = pytest.mark.gpu
 
@@ -55,7 +55,8 @@ class TestGraphs:
     def test_a_step_is_replayed(self, torch, place, rng, marker, by_layer, v_head_dim):
         """Sequences grow over block boundaries, come and go; a captured step writes for those that are there."""
         pool = new_pool(num_blocks=40, kv_dtype=marker, v_head_dim=v_head_dim, **place.options)
-        batch = kk.KvBatch([None] * 4, pool=pool, max_blocks=7)
+        slots = HeldSlots(place, pool)
+        batch = slots.batch
         given = torch.float32 if marker.IS_QUANTISED else torch.bfloat16
         k = torch.zeros(NL, 4, NH, HD, dtype=given, device="cuda")
         v = torch.zeros(NL, 4, NH, v_head_dim, dtype=given, device="cuda")
@@ -68,39 +69,25 @@ class TestGraphs:
                 batch.write(*rows, layer=i)
             torch.add(batch.context_lens.view(torch.int32), 1, out=positions)
 
-        slots: list[Held | None] = [None] * 4
-
-        def enter(slot, n):
-            held = Held(place, kk.KvCache.paged(pool, max_blocks=7))
-            held.cache.append(*map(place.put, held.given(rng, n)))
-            old = batch.replace(slot, held.cache)
-            if old is not None:
-                old.release()
-            slots[slot] = held
-
-        enter(1, 6)
-        enter(3, 0)
+        slots.enter(rng, 1, 6)
+        slots.enter(rng, 3, 0)
         for step in range(3 * BS):
             if step == 4:
-                enter(0, 3)
+                slots.enter(rng, 0, 3)
             if step == 6:
-                enter(1, 1)
+                slots.enter(rng, 1, 1)
             if step == 9:
-                batch.replace(3, None).release()
-                slots[3] = None
-            junk = Held(place, slots[1].cache)
-            new = [junk.given(rng, 1) if held is None else held.given(rng, 1) for held in slots]
-            for buffer, which in ((k, 0), (v, 1)):
-                buffer.copy_(place.put(np.concatenate([each[which] for each in new], 1)))
+                slots.leave(3)
+            for buffer, new in zip((k, v), slots.given(rng, 1), strict=True):
+                buffer.copy_(place.put(new))
             batch.reserve()
             graph.replay()
             batch.advance()
-            lens = [0 if held is None else len(held.cache) for held in slots]
-            assert place.get(batch.context_lens).tolist() == lens
-            assert [n for n, held in zip(place.get(positions), slots, strict=True) if held] == [n for n in lens if n]
-            for held in slots:
-                if held is not None:
-                    held.check()
+            slots.check()
+            told = place.get(positions).tolist()
+            assert [n for n, held in zip(told, slots.slots, strict=True) if held] == [
+                len(held.cache) for held in slots.taken
+            ]
         pool.allocator.check()
 
     def test_the_documented_step(self, torch):

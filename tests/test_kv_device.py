@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import gc
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import kvbm_kernels as kk
 import reference
-from kv_places import ON_GPU, PLACES, FakeCuda
+from kv_held import FLOATS, Held, HeldSlots
+from kv_places import ON_GPU, PLACES
 from kv_support import BS, HD, NH, NL, contiguous, new_pool, some
 
 MARKERS = [kk.KvFp32, kk.KvFp16, kk.KvBf16, kk.KvInt8, kk.KvFp8]
-FLOATS = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
 @pytest.fixture(params=["numpy", "fake cuda", *ON_GPU])
@@ -25,66 +24,6 @@ def place(request):
     made = PLACES[request.param]()
     yield made
     made.close()
-
-
-@pytest.fixture
-def fake():
-    made = FakeCuda()
-    yield made
-    made.close()
-
-
-class Held:
-    """A cache and what it has to hold, as the rows that were given."""
-
-    def __init__(self, place, cache, scale=np.float32) -> None:
-        self.place, self.cache, self.scale = place, cache, scale
-        self.rows = [
-            np.empty((NL, 0, cache.num_kv_heads, dim), np.float32) for dim in (cache.head_dim, cache.v_head_dim)
-        ]
-
-    def given(self, rng, n, dtype=None):
-        """K and V of n more tokens, now to be held: bits of any kind, or numbers if they are to be quantised."""
-        marker = self.cache.kv_dtype
-        made = []
-        for old in self.rows:
-            shape = (NL, n, *old.shape[2:])
-            if marker.IS_QUANTISED:
-                new = (rng.standard_normal(shape) * 10.0 ** rng.integers(-4, 4, (NL, n, 1, 1))).astype(np.float32)
-                new[rng.random(shape) < 0.02] = np.nan
-                made.append(new.astype(dtype or np.float32))
-            else:
-                made.append(reference.random_kv(rng, shape, FLOATS[marker.NAME]))
-        self.hold(*made)
-        return made
-
-    def hold(self, *new):
-        self.rows = [np.concatenate([old.astype(a.dtype), a], 1) for old, a in zip(self.rows, new, strict=True)]
-
-    def stored(self):
-        marker = self.cache.kv_dtype
-        if not marker.IS_QUANTISED:
-            return self.rows
-        return [
-            reference.dequantised(
-                reference.quantised(a.astype(np.float32), marker.NAME, self.scale), a.shape[-1], marker.NAME, self.scale
-            )
-            for a in self.rows
-        ]
-
-    def check(self):
-        get, cache = self.place.get, self.cache
-        for i, expected in enumerate(self.stored()):
-            reference.assert_same_bytes(get(cache.gather()[i]), expected)
-            reference.assert_same_bytes(get(cache.gather(order="HND")[i]), expected.swapaxes(1, 2))
-            reference.assert_same_bytes(get(cache.gather(1)[i]), expected[1])
-        assert len(cache) == self.rows[0].shape[1]
-        if cache.block_size:
-            blocks = cache.paged_block_indices
-            null = [cache.pool.null_block] * (cache.max_blocks - len(blocks))
-            assert get(cache.block_table).tolist() == blocks + null
-            assert get(cache.context_lens).tolist() == [len(cache)]
-            cache.pool.allocator.check()
 
 
 @pytest.mark.parametrize("marker", MARKERS)
@@ -229,32 +168,20 @@ def test_a_batch_decodes(place, rng, marker, dims, how):
     """Steps of sequences that come, grow over block boundaries, and go, an empty slot among them."""
     sizes = dict(num_blocks=40, head_dim=dims[0], v_head_dim=dims[1], kv_dtype=marker)
     pool = new_pool(**sizes, **place.options)
-    batch = kk.KvBatch([None] * 4, pool=pool, max_blocks=7)
+    slots = HeldSlots(place, pool)
+    batch = slots.batch
     table, lens = batch.block_table, batch.context_lens
-    slots: list[Held | None] = [None] * 4
-
-    def enter(slot, n):
-        held = Held(place, kk.KvCache.paged(pool, max_blocks=7))
-        held.cache.append(*map(place.put, held.given(rng, n)))
-        old = batch.replace(slot, held.cache)
-        if old is not None:
-            old.release()
-        slots[slot] = held
-
-    enter(0, 3)
-    enter(2, 8)
+    slots.enter(rng, 0, 3)
+    slots.enter(rng, 2, 8)
     for step in range(2 * BS):
         if step == 3:
-            enter(3, 0)
+            slots.enter(rng, 3, 0)
         if step == 5:
-            enter(0, 6)
+            slots.enter(rng, 0, 6)
         if step == 6:
-            batch.replace(2, None).release()
-            slots[2] = None
+            slots.leave(2)
         n = 1 + step % 2
-        junk = Held(place, slots[0].cache)
-        new = [junk.given(rng, n) if held is None else held.given(rng, n) for held in slots]
-        k, v = (np.concatenate([each[i] for each in new], 1) for i in (0, 1))
+        k, v = slots.given(rng, n)
         if how == "append":
             batch.append(place.put(k), place.put(v))
         else:
@@ -267,12 +194,7 @@ def test_a_batch_decodes(place, rng, marker, dims, how):
             else:
                 batch.write(place.put(k), place.put(v))
             batch.advance(n)
-        for held, blocks, length in zip(slots, place.get(table), place.get(lens), strict=True):
-            ids = [] if held is None else held.cache.paged_block_indices
-            assert blocks.tolist() == ids + [pool.null_block] * (7 - len(ids))
-            assert length == (0 if held is None else len(held.cache))
-            if held is not None:
-                held.check()
+        slots.check()
     assert batch.block_table is table
     assert batch.context_lens is lens
 
@@ -352,227 +274,3 @@ def test_rows_inside_the_pool_are_not_written(place, rng):
     for call in (cache.write, kk.KvBatch([cache]).write):
         with pytest.raises(kk.KvbmValueError, match="the cache and k and v overlap"):
             call(inside, inside)
-
-
-class TestLaunches:
-    """What is put on a stream, told by one that only takes notes."""
-
-    def pool(self, fake, **sizes):
-        return kk.BlockPool(600, BS, NL, NH, HD, kv_dtype=kk.KvInt8, arrays=fake, **sizes)
-
-    def test_a_decode_step_of_one(self, fake, rng):
-        """An append and the length; where a block begins, its entry of the table before that."""
-        cache = kk.KvCache.paged(self.pool(fake))
-        k, v = (fake.put(rng.random((NL, 1, NH, HD), np.float32)) for _ in range(2))
-        for n in range(9):
-            fake.reset()
-            cache.append(k, v)
-            assert fake.launched == {"append": 1, "store": 1 + (n % BS == 0)}
-            assert [len(words) for words in fake.stored] == [1] * fake.launched["store"]
-            assert list(fake.stored[-1].values()) == [n + 1]
-
-    def test_a_decode_step_of_many(self, fake, rng):
-        """One append for all, and one launch for all tables: a word of each cache's own, and one of the batch's."""
-        pool = self.pool(fake)
-        batch = kk.KvBatch([kk.KvCache.paged(pool, max_blocks=9) for _ in range(64)])
-        k, v = (fake.put(rng.random((NL, 64, NH, HD), np.float32)) for _ in range(2))
-        for n in range(2 * BS):
-            fake.reset()
-            batch.append(k, v)
-            assert fake.launched == {"append": 1, "store": 1 + (n % BS == 0)}
-            assert [len(words) for words in fake.stored] == [128] * fake.launched["store"]
-        for n in range(2 * BS):
-            fake.reset()
-            batch.reserve()
-            batch.write(k, v)
-            batch.advance()
-            assert fake.launched == {"append": 1, "store": 1 + (n % BS == 0)}
-            assert [len(words) for words in fake.stored] == [128] * fake.launched["store"]
-        fake.reset()
-        batch.advance(0)
-        batch.reserve(0)
-        assert not fake.launched
-
-    def test_only_changes_are_published(self, fake):
-        """Words that stay what they are, or are again what they were, are not stored."""
-        pool = self.pool(fake)
-        cache = kk.KvCache.paged(pool)
-        cache.reserve(7 * BS)
-        fake.reset()
-        cache.reserve(7 * BS)
-        cache.truncate(0)
-        assert [len(words) for words in fake.stored] == [7]
-        cache.truncate(0)
-        cache.release()
-        assert fake.launched == {"store": 1}
-        batch = kk.KvBatch([None, None], pool=pool)
-        first, second = kk.KvCache.paged(pool), kk.KvCache.paged(pool)
-        second.reserve(1)
-        fake.reset()
-        batch.replace(0, first)
-        assert not fake.launched
-        batch.replace(1, second)
-        assert [len(words) for words in fake.stored] == [1]
-
-    @pytest.mark.parametrize("what", ["append", "copy_blocks"])
-    def test_a_launch_that_fails(self, fake, rng, what):
-        """Blocks that were taken, or copied, for a call that fails are given back, and the tables say so."""
-        cache = kk.KvCache.paged(self.pool(fake))
-        k, v = (fake.put(rng.random((NL, 6, NH, HD), np.float32)) for _ in range(2))
-        cache.append(k, v)
-        fork = cache.fork()
-        if what == "copy_blocks":
-            fork.truncate(3)
-        batch = kk.KvBatch([fork])
-        before = [fake.get(a).tolist() for a in (fork.block_table, fork.context_lens, batch.block_table)]
-        references = [cache.pool.allocator.refcount(i) for i in range(9)]
-        fake.fails = what
-        for call in (lambda: fork.append(k, v), lambda: batch.append(k, v)):
-            with pytest.raises(MemoryError, match="was told to fail"):
-                call()
-            after = [fake.get(a).tolist() for a in (fork.block_table, fork.context_lens, batch.block_table)]
-            assert after == before
-            assert [cache.pool.allocator.refcount(i) for i in range(9)] == references
-
-    def test_the_stream_given_is_that_of_all_launches(self, fake, rng):
-        """Every call that has work for the device takes it to the stream it was given."""
-        pool = self.pool(fake)
-        k, v = (fake.put(rng.random((NL, 6, NH, HD), np.float32)) for _ in range(2))
-        cache = kk.KvCache.paged(pool, max_blocks=9, stream=5)
-        flat = kk.KvCache.contiguous(
-            num_layers=NL,
-            num_kv_heads=NH,
-            head_dim=HD,
-            capacity=40,
-            initial_capacity=3,
-            arrays=fake,
-            kv_dtype=kk.KvFp8,
-            stream=5,
-        )
-        saved = kk.UniversalBlocks(fake.put(np.zeros((2, NH, NL, 2, BS, HD + 4), np.int8)), pool.block_shape)
-        calls = {
-            "append": lambda: cache.append(k, v, stream=5),
-            "grow": lambda: flat.append(k, v, stream=5),
-            "layer": lambda: flat.layer(0).append(k[0], v[0], stream=5),
-            "gather": lambda: (cache.gather(stream=5), flat.layer(1).gather(stream=5)),
-            "reserve": lambda: cache.reserve(9, stream=5),
-            "write": lambda: cache.write(k, v, stream=5),
-            "advance": lambda: cache.advance(6, stream=5),
-            "fork": lambda: cache.fork(stream=5).truncate(2, stream=5),
-            "batch": lambda: kk.KvBatch([cache], stream=5).append(k, v, stream=5),
-            "steps": lambda: (
-                (batch := kk.KvBatch([cache], stream=5)).reserve(6, stream=5),
-                batch.write(k, v, stream=5),
-                batch.advance(6, stream=5),
-                batch.replace(0, None, stream=5),
-                batch.replace(0, cache, stream=5),
-            ),
-            "restore": lambda: kk.KvCache.paged(pool).restore(saved, 7, stream=5),
-            "prefix": lambda: (
-                cache.register_prefix(range(8)),
-                kk.KvCache.paged(pool).attach_prefix(range(9), stream=5),
-            ),
-            "release": lambda: cache.release(stream=5),
-        }
-        for name, call in calls.items():
-            fake.reset()
-            call()
-            assert fake.streams, name
-            assert set(fake.streams) == {5}, name
-        fake.reset()
-        kk.KvCache.paged(pool).append(k, v)
-        assert set(fake.streams) == {None}
-
-    def test_pageable_rows_are_refused(self, fake, rng):
-        """And leave no trace."""
-        cache = kk.KvCache.paged(self.pool(fake))
-        rows = rng.random((NL, 6, NH, HD), np.float32)
-        with pytest.raises(kk.KvbmValueError, match="k and v is in pageable host memory"):
-            cache.append(rows, rows)
-        assert fake.get(cache.block_table).tolist() == [600] * 600
-        assert cache.pool.num_free == 600
-
-
-def test_streams_are_for_cuda(rng):
-    """In host memory there is none, and rows in CUDA memory cannot go there."""
-    cache, flat = kk.KvCache.paged(new_pool()), contiguous()
-    k = some(rng, 2)
-    for call in (
-        lambda: cache.append(k, k, stream=0),
-        lambda: flat.append(k, k, stream=0),
-        lambda: cache.gather(stream=0),
-        lambda: cache.reserve(1, stream=0),
-        lambda: cache.release(stream=0),
-        lambda: kk.KvCache.paged(cache.pool, stream=0),
-        lambda: kk.KvBatch([cache], stream=0),
-        lambda: kk.KvBatch([cache]).write(k, k, stream=0),
-        lambda: new_pool(stream=0),
-        lambda: contiguous(stream=0),
-    ):
-        with pytest.raises(kk.KvbmValueError, match="stream is 0, expected None: the cache is in host memory"):
-            call()
-    with pytest.raises(kk.KvbmTypeError, match="stream is 'main', expected a handle"):
-        cache.append(k, k, stream="main")
-    fake = FakeCuda()
-    on_device = fake.put(k)
-    fake.close()
-    with pytest.raises(kk.KvbmValueError, match="k and v is on cuda:0, expected host memory, as the cache"):
-        cache.append(on_device, on_device)
-    assert len(cache) == len(flat) == 0
-
-
-def test_wrong_replacements(rng):
-    """A slot is one of the batch, and what goes in is a cache of the pool with a table that fits, and in no other."""
-    pool = new_pool()
-    first, second = (kk.KvCache.paged(pool, max_blocks=4) for _ in range(2))
-    batch = kk.KvBatch([first, None])
-    assert batch.max_blocks == 4
-    for call, error, message in (
-        (lambda: batch.replace(2, second), IndexError, "slot is 2, expected 0 to 1"),
-        (lambda: batch.replace(-1, second), IndexError, "slot is -1"),
-        (lambda: batch.replace("0", second), TypeError, "slot is '0', expected an integer"),
-        (lambda: batch.replace(1, first), ValueError, "cache is in slot 0 already"),
-        (lambda: batch.replace(1, pool), TypeError, "cache is a BlockPool, expected a paged KvCache or None"),
-        (lambda: batch.replace(1, kk.KvCache.paged(new_pool())), ValueError, "cache is of another pool than the batch"),
-        (lambda: batch.replace(1, kk.KvCache.paged(pool)), ValueError, "cache has a table of 12 blocks, expected at"),
-        (lambda: kk.KvBatch([first], max_blocks=3), ValueError, r"caches\[0\] has a table of 4 blocks, expected at"),
-        (lambda: kk.KvBatch([None]), ValueError, "caches has only None, expected a cache, or a pool as well"),
-        (lambda: kk.KvBatch([first], pool=3), TypeError, "pool is an int, expected a BlockPool"),
-        (lambda: kk.KvBatch([None, first], pool=new_pool()), ValueError, r"caches\[1\] is of another pool"),
-        (lambda: batch.tables(5), ValueError, "max_blocks is 5, expected at most 4, the batch's own"),
-    ):
-        with pytest.raises(error, match=message):
-            call()
-        assert batch.caches == (first, None)
-    assert kk.KvBatch([None], pool=pool).block_table.shape == (1, 12)
-    k, v = some(rng, 3), some(rng, 3)
-    with pytest.raises(kk.KvbmValueError, match="k has rows for 3 tokens, expected a multiple of 2 slots"):
-        batch.write(k, v)
-    assert batch.replace(0, first) is first
-    assert batch.csr().indptr.tolist() == [0, 0, 0]
-
-
-def test_arrays_that_do_not_fit(rng):
-    """A maker's tables are the host's own memory or CUDA's, and CUDA arrays need a build with CUDA."""
-
-    class Copies(FakeCuda):
-        def __init__(self):
-            pass
-
-        def zeros(self, shape, dtype):
-            return super().zeros(shape, dtype).memory
-
-        def table(self, host):
-            return host.copy()
-
-    with pytest.raises(kk.KvbmValueError, match=r"arrays\.table gave another array in host memory"):
-        kk.KvCache.paged(new_pool(arrays=Copies()))
-    with pytest.raises(kk.KvbmTypeError, match="arrays is an object, expected .*on, zeros, empty, view and table"):
-        new_pool(arrays=object())
-    with pytest.raises(kk.KvbmError, match="cupy\", which cannot be imported|device is 'here', expected the number of"):
-        new_pool(arrays="cupy", device="here")
-    if kk.is_stub_build():
-        copies = Copies()
-        copies.zeros = lambda shape, dtype: FakeCuda.zeros(copies, shape, dtype)
-        with pytest.raises(kk.StubBuildError, match="arrays are in CUDA memory"):
-            new_pool(arrays=copies)
