@@ -38,3 +38,17 @@ def rng():
 def torch():
     """PyTorch; the test is skipped where it is not installed."""
     return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def cupy():
+    """CuPy; the test is skipped where it is not installed."""
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture
+def idle_cuda(torch):
+    """PyTorch's CUDA, idle before the test and after."""
+    torch.cuda.synchronize()
+    yield
+    torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""What the tests of the Python package on a GPU share: arrays of every library, and caches in them."""
+"""What the tests of the Python package on a GPU share: arrays and streams of every library, and caches in them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import kvbm_kernels as kk
 import reference
 from gpu_support import emulated_memory, is_emulated
+from kvbm_kernels import lifetime
 
 NB, NL, NO, NT, NH, HD = 3, 2, 2, 5, 4, 16
 
@@ -127,11 +128,34 @@ def emulated_pinned(array: np.ndarray) -> np.ndarray:
     return pinned
 
 
+class WithProtocol:
+    """A stream of a library that has only the protocol."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+
+STREAMS: dict[str, Callable[[Any], Any]] = {
+    "torch": lambda stream: stream,
+    "handle": lambda stream: stream.cuda_stream,
+    "cupy": lambda stream: pytest.importorskip("cupy").cuda.ExternalStream(stream.cuda_stream),
+    "protocol": lambda stream: WithProtocol(stream.cuda_stream),
+}
+
+
 def sleep(milliseconds: float) -> None:
     """Keep PyTorch's current stream busy for about this long."""
     import torch
 
     torch.cuda._sleep(int(milliseconds * 1.9e6))
+
+
+def num_held() -> int:
+    """Of how many calls the arrays are kept alive."""
+    return sum(map(len, lifetime._held.values()))
 
 
 def make(rng, dtype="bf16", extents=(NB, NL, NO, NT, NH, HD)):
