@@ -279,7 +279,7 @@ class TestErrors:
 
     def test_numbers_of_blocks(self, call, case):
         universals, blocks = case
-        message = "universals has 1 entries and blocks 2, expected one for each block"
+        message = "universals has 1 entry and blocks 2, expected one for each block"
         self.refused(call, (universals[:1], blocks), ValueError, message)
 
     def test_numbers_of_chunks(self, call, case):

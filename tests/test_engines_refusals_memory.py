@@ -115,7 +115,7 @@ class TestStrides:
         nbytes = L * 2 * N * H * D * 2
         with raises(ValueError, f"cache_tensor has {3 * nbytes + 2} bytes, expected a multiple of {nbytes}"):
             from_transformers_paged(zeros(3 * nbytes + 2, dtype=np.uint8), **call)
-        with raises(ValueError, r"cache_tensor of shape .* has 1 blocks, expected the 2 reserved ones at least"):
+        with raises(ValueError, r"cache_tensor of shape .* has 1 block, expected at least the 2 reserved blocks"):
             from_transformers_paged(zeros(nbytes, dtype=np.uint8), **call)
 
 

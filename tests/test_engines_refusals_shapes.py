@@ -61,10 +61,11 @@ class TestShapes:
 
     def test_not_even_the_reserved_blocks(self):
         with raises(
-            ValueError, r"kv_caches\[0\] of shape \[0, 2, 8, 3, 6\] .* has 0 blocks, expected the 1 reserved ones"
+            ValueError,
+            r"kv_caches\[0\] of shape \[0, 2, 8, 3, 6\] .* has 0 blocks, expected at least the 1 reserved block",
         ):
             vllm(layers(0, 2, N, H, D), layout="blocks_first", block_size=N)
-        with raises(ValueError, "has 0 blocks, expected the 1 reserved ones"):
+        with raises(ValueError, "has 0 blocks, expected at least the 1 reserved block"):
             from_sglang([(zeros(N - 1, H, D), zeros(N - 1, H, D))], layout="NHD", page_size=N)
         view = from_sglang([(zeros(N, H, D), zeros(N, H, D))], layout="NHD", page_size=N)
         assert (len(view), view.num_blocks) == (0, 1)
@@ -82,6 +83,8 @@ class TestShapes:
             from_sglang([one], layout="NHD", page_size=N)
         with raises(ValueError, r"buffers\[0\] has 3 entries, expected two entries, K and V"):
             from_sglang([(one, one, one)], layout="NHD", page_size=N)
+        with raises(ValueError, r"buffers\[0\] has 1 entry, expected two entries, K and V"):
+            from_sglang([(one,)], layout="NHD", page_size=N)
         with raises(TypeError, r"kv_caches\[1\] is a NoneType, expected an array"):
             vllm([one, None], layout="blocks_first", block_size=N)
         with raises(TypeError, "kv_caches is a ndarray, expected a list or dict with an entry for each layer"):

@@ -9,6 +9,6 @@ def a_type(obj: object) -> str:
     return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
 
 
-def counted(number: int, what: str) -> str:
-    """A number of things: "1 layer", "2 layers"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def counted(number: int, what: str, several: str = "") -> str:
+    """A number of things: "1 layer", "2 layers"; ``several`` is their plural where that is not by an s."""
+    return f"{number} {what if number == 1 else several or what + 's'}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvbm_kernels._wording import a_type
+from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.array_group import Expected, gather
 from kvbm_kernels.arrays import ArrayLike, Form, describe
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
@@ -208,9 +208,9 @@ def _chunks(tensors: Any, shape: BlockShape, name: str) -> tuple[list[Any], Name
         elif len(block) == per_block:
             chunks.extend(block)
         else:
-            raise KvbmValueError(
-                f"{name}[{b}] has {len(block)} entries, expected nl*no = {shape.nl}*{no} = {per_block} chunks"
-            )
+            found = counted(len(block), "entry", "entries")
+            chunks_each = f"nl*no = {shape.nl}*{no} = {counted(per_block, 'chunk')}"
+            raise KvbmValueError(f"{name}[{b}] has {found}, expected {chunks_each}")
 
     def chunk_name(i: int) -> str:
         b, chunk = divmod(i, per_block)

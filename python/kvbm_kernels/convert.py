@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from kvbm_kernels._native import check, ffi, lib
-from kvbm_kernels._wording import a_type
+from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.arrays import ArrayLike, Form, describe
 from kvbm_kernels.blocks import BlockStack, OperationalBlocks, UniversalBlocks
 from kvbm_kernels.copy import copy_views
@@ -221,7 +221,8 @@ def _has_blocks(arrays: Any, name: str, blocks: Any) -> bool:
         if not isinstance(value, list | tuple):
             raise KvbmTypeError(f"{argument} is {a_type(value)}, expected a list with an entry for each block")
     if len(arrays) != len(blocks):
-        raise KvbmValueError(f"{name} has {len(arrays)} entries and blocks {len(blocks)}, expected one for each block")
+        found = counted(len(arrays), "entry", "entries")
+        raise KvbmValueError(f"{name} has {found} and blocks {len(blocks)}, expected one for each block")
     return len(arrays) > 0
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 import numpy as np
 
-from kvbm_kernels._wording import a_type
+from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.blocks import BlockStack
 from kvbm_kernels.errors import KvbmIndexError, KvbmTypeError, KvbmValueError
 from kvbm_kernels.geometry import Geometry
@@ -90,7 +90,7 @@ def split_blocks(view: _AnyView, num_tokens: SupportsIndex) -> _AnyView:
     num_tokens = as_count(num_tokens, "num_tokens", 1)
     count, rest = divmod(nt, num_tokens)
     if rest:
-        raise KvbmValueError(f"blocks of {nt} tokens cannot be split into blocks of {num_tokens}")
+        raise KvbmValueError(f"blocks of {counted(nt, 'token')} cannot be split into blocks of {num_tokens}")
     if count == 1:
         return view
     pieces = view._narrowed(view.geometry.in_pieces(count), resized(view.shape, nt=num_tokens))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import SupportsIndex
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.engines.reading import required
 from kvbm_kernels.engines.tensors import Part, Scales, Tensors
 from kvbm_kernels.errors import KvbmValueError
@@ -40,7 +41,7 @@ def read_content(
             raise KvbmValueError(f"part is {part!r}, expected none with no=1, which leaves K and V together")
         tensors.rename("c", "d")
         return
-    why = f"nothing tells where in a content of {content} elements K ends and V begins"
+    why = f"nothing tells where in a content of {counted(content, 'element')} K ends and V begins"
     scale = inline_scale(scales, tensors.itemsize)
     k = as_count(required(head_size, "head_size", why), "head_size", 1) + scale
     v = k if head_size_v is None else as_count(head_size_v, "head_size_v", 1) + scale

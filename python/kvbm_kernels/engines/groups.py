@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.blocks import BlockStack
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
 from kvbm_kernels.views import BlockIds
@@ -43,7 +44,7 @@ class LayerGroups(tuple[BlockStack, ...]):
             raise KvbmValueError(f"layer {twice[1]} of {twice[0]} is in two views, expected it once")
         for view, held, part in zip(groups, groups.layers, groups.parts, strict=True):
             if view.shape.nl != len(held):
-                raise KvbmValueError(f"layers {list(held)} for a view of {view.shape.nl} layers of {part}")
+                raise KvbmValueError(f"layers {list(held)} for a view of {counted(view.shape.nl, 'layer')} of {part}")
         return groups
 
     def select(self, ids: SupportsIndex | slice | BlockIds) -> Self:
@@ -67,7 +68,7 @@ def beside(rows: BlockStack, scales: BlockStack) -> LayerGroups:
         (len(view), *(getattr(view.shape, symbol) for symbol in ("nl", "no", "nh", "nt"))) for view in (rows, scales)
     ]
     if counts[0] != counts[1]:
-        texts = ["{} blocks of nl={} no={} nh={} nt={}".format(*each) for each in counts]
+        texts = [f"{counted(n, 'block')} of nl={nl} no={no} nh={nh} nt={nt}" for n, nl, no, nh, nt in counts]
         raise KvbmValueError(f"scales has {texts[1]}, expected the {texts[0]} of what they scale")
     layers = range(rows.shape.nl)
     return LayerGroups((rows, scales), (layers, layers), ("kv", "scales"))
@@ -98,7 +99,8 @@ def layer_groups(
     for name, values in own.items():
         if len(values) != len(entries):
             raise KvbmValueError(
-                f"per_layer[{name!r}] has {len(values)} values, expected one for each of {len(entries)} layers"
+                f"per_layer[{name!r}] has {counted(len(values), 'value')}, expected one for each of "
+                f"{counted(len(entries), 'layer')}"
             )
 
     def call(layers: Sequence[int], part: str | None) -> BlockStack:

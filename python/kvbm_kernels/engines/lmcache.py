@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, SupportsIndex
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.dtypes import DTypeLike
 from kvbm_kernels.engines.blocks import EngineBlocks
 from kvbm_kernels.engines.content import read_content
@@ -67,7 +68,8 @@ def from_lmcache(
         if head_size is not None:
             used = as_count(head_size, "head_size", 1)
             if used > tensors.extent("d"):
-                tensors.fail(f"has rows of {tensors.extent('d')} elements, expected at least head_size, {used}")
+                row = counted(tensors.extent("d"), "element")
+                tensors.fail(f"has rows of {row}, expected at least head_size, {used}")
             tensors.narrow("d", 0, used)
         tensors.choose(part)
     else:

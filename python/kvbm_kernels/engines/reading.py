@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvbm_kernels._wording import a_type
+from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.arrays import Array, Form, describe
 from kvbm_kernels.dtypes import DType, element_of, holds, is_bytes
 from kvbm_kernels.engines.tensors import SYMBOLS, Axis, Part, Tensors, in_elements, place_of, placed
@@ -70,7 +70,7 @@ def flat(buffer: Any, name: str, axes: Mapping[str, Axis], dtype: DType, offset:
         raise KvbmValueError(f"{name} {placed(form)}, expected a contiguous buffer")
     reach = offset + sum((axis.extent - 1) * axis.stride for axis in axes.values()) + dtype.itemsize
     if reach > form.nbytes:
-        raise KvbmValueError(f"{name} has {form.nbytes} bytes, expected at least {reach} for these blocks")
+        raise KvbmValueError(f"{name} has {counted(form.nbytes, 'byte')}, expected at least {reach} for these blocks")
     elements = form._replace(
         shape=(form.nbytes // dtype.itemsize,), strides=(dtype.itemsize,), element=element_of(dtype)
     )
@@ -132,7 +132,8 @@ def _opened(entries: list[Any], names: list[str], level: str) -> tuple[list[Any]
             raise KvbmTypeError(f"{label} is {a_type(entry)}, expected a {what} with {_LISTS[level]}")
         if not values or (count is not None and len(values) != count):
             of_same = "" if level == "o" or not count else f", {count} as in {names[0]}"
-            raise KvbmValueError(f"{label} has {len(values)} entries, expected {_LISTS[level]}{of_same}")
+            found = counted(len(values), "entry", "entries")
+            raise KvbmValueError(f"{label} has {found}, expected {_LISTS[level]}{of_same}")
         count = len(values)
         inner += values
         inner_names += [label + key for key in keys]

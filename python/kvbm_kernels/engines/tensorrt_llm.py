@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, SupportsIndex, overload
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.dtypes import DTypeLike, as_dtype
 from kvbm_kernels.engines.blocks import EngineBlocks
 from kvbm_kernels.engines.groups import LayerGroups, beside
@@ -135,7 +136,8 @@ def _split_region(
         tensors.as_elements("j", as_dtype(required(dtype, "dtype", why)))
     size = tensors.extent("j")
     if size % (layers * outer):
-        tensors.fail(f"has {size} elements a block, expected a multiple of {layers} layers times {outer}")
+        of_layers = counted(layers, "layer")
+        tensors.fail(f"has {counted(size, 'element')} a block, expected a multiple of {of_layers} times {outer}")
     tensors.split("j", "o", "j", size // (layers * outer))
     tensors.split("o", "l", "o", outer)
 
@@ -144,7 +146,8 @@ def _split_blob(tensors: Tensors, inner: str, heads: int, tokens: int, layout: s
     size = tensors.extent("j")
     head_size, rest = divmod(size, heads * tokens)
     if rest:
-        tensors.fail(f"has {size} elements a chunk, expected a multiple of {heads} heads times {tokens} tokens")
+        of_all = f"{counted(heads, 'head')} times {counted(tokens, 'token')}"
+        tensors.fail(f"has {counted(size, 'element')} a chunk, expected a multiple of {of_all}")
     if not inner:
         tensors.fail(f"is a pool, expected a list of buffers for layout {layout!r}")
     counts = {"h": heads, "t": tokens}

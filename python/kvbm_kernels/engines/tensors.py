@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, NoReturn, SupportsIndex, TypeAlias
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.arrays import Array, Form
 from kvbm_kernels.dtypes import DType, DTypeLike, as_dtype, dtype_of, element_of, holds
 from kvbm_kernels.engines.blocks import EngineBlocks
@@ -105,7 +106,7 @@ class Tensors:
         """Read the heads of a token apart."""
         width, rest = divmod(self.extent("i"), heads)
         if rest:
-            self.fail(f"has {self.extent('i')} elements a token, expected a multiple of {heads} heads")
+            self.fail(f"has {counted(self.extent('i'), 'element')} a token, expected a multiple of {heads} heads")
         self.split("i", "h", "d", width)
 
     def check_heads(self, scale: int = 0, **sizes: SupportsIndex | None) -> None:
@@ -114,7 +115,7 @@ class Tensors:
         for name, size in sizes.items():
             if size is not None and as_count(size, name, 1) + scale != width:
                 of_scale = f" and a scale of {scale}" if scale else ""
-                self.fail(f"has heads of {width} elements, expected {name}, {size}{of_scale}")
+                self.fail(f"has heads of {counted(width, 'element')}, expected {name}, {size}{of_scale}")
 
     def index(self, letter: str, i: int) -> None:
         """Keep only one of a dimension, which is none any more."""
@@ -156,7 +157,9 @@ class Tensors:
         if not any(self._has_order(order, gaps) for order in orders):
             expected = " or ".join("[" + ", ".join(SYMBOLS[each] for each in order) + "]" for order in orders)
             layers = self._layer_axis()
-            apart = f", {layers.stride // self.itemsize} elements from the next layer," if layers is not None else ""
+            apart = ""
+            if layers is not None:
+                apart = f", {counted(layers.stride // self.itemsize, 'element')} from the next layer,"
             self.fail(f"lies{apart} in another order than {expected} of {name}")
 
     def blocks(
@@ -178,15 +181,17 @@ class Tensors:
         shape = BlockShape(extents["l"], extents["o"], extents["h"], extents["t"], extents["d"], element)
         hd = self.axes["d"]
         if hd.extent > 1 and hd.stride != self.itemsize:
-            self.fail(f"has the elements of a row {hd.stride} bytes apart, expected {self.itemsize}")
+            self.fail(f"has the elements of a row {counted(hd.stride, 'byte')} apart, expected {self.itemsize}")
         steps = {}
         inside = 1
         for letter in reversed(self.lists):
             steps[letter] = inside
             inside *= self.lists[letter]
         axes = dict(self.axes)
-        if num_reserved and self.extent("b") // pieces < num_reserved:
-            self.fail(f"has {self.extent('b') // pieces} blocks, expected the {num_reserved} reserved ones at least")
+        num_blocks = self.extent("b") // pieces
+        if num_blocks < num_reserved:
+            reserved = counted(num_reserved, "reserved block")
+            self.fail(f"has {counted(num_blocks, 'block')}, expected at least the {reserved}")
         starts = [0]
         if "k" in self.lists and "b" in axes:
             # The blocks of each object follow each other, and then come those of the next.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, SupportsIndex
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.dtypes import DTypeLike, as_dtype
 from kvbm_kernels.engines.blocks import EngineBlocks
 from kvbm_kernels.engines.reading import dense, flat, read, required
@@ -89,7 +90,8 @@ def from_transformers_paged(
     nbytes = tensors.axes["b"].stride
     count, rest = divmod(tensors.nbytes, nbytes)
     if rest:
-        raise KvbmValueError(f"{name} has {tensors.nbytes} bytes, expected a multiple of {nbytes}, those of a block")
+        has = counted(tensors.nbytes, "byte")
+        raise KvbmValueError(f"{name} has {has}, expected a multiple of {nbytes}, those of a block")
     tensors.axes["b"] = tensors.axes["b"]._replace(extent=count)
     tensors.choose(part)
     reserved = _TRASH_SECTORS * as_count(blocks_per_sector, "blocks_per_sector", 1)

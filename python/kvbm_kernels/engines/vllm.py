@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
-from kvbm_kernels._wording import a_type
+from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.dtypes import DTypeLike, as_dtype
 from kvbm_kernels.engines.blocks import EngineBlocks
 from kvbm_kernels.engines.content import inline_scale, read_content
@@ -246,7 +246,8 @@ def _blocks(tensors: Tensors, ratio: int, dtype: DTypeLike | None, scales: Scale
     if ratio > 1:
         blocks, tokens = tensors.axes["b"], tensors.axes["t"]
         if blocks.extent % ratio:
-            tensors.fail(f"has {blocks.extent} kernel blocks, expected a multiple of {ratio}, those of a block")
+            kernel_blocks = counted(blocks.extent, "kernel block")
+            tensors.fail(f"has {kernel_blocks}, expected a multiple of {ratio}, those of a block")
         if blocks.stride == tokens.extent * tokens.stride:
             tensors.axes["b"] = Axis(blocks.extent // ratio, blocks.stride * ratio)
             tensors.axes["t"] = Axis(tokens.extent * ratio, tokens.stride)
