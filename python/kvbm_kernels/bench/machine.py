@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvbm_kernels.processor import processor_name
+
 Call = Callable[[], object]
 
 SPOILT = 0xEE
@@ -143,7 +145,7 @@ class HostMachine(Machine):
     def __init__(self) -> None:
         self.library = f"NumPy {np.__version__}"
         self.threads = len(os.sched_getaffinity(0))
-        self.device = f"{_processor()}, {self.threads} threads"
+        self.device = f"{processor_name()}, {self.threads} threads"
         self.cache_nbytes = _last_level_cache()
         self._random = np.random.default_rng()
         self._pool = ThreadPoolExecutor(self.threads)
@@ -284,14 +286,6 @@ def _available_memory() -> int:
     except (OSError, ValueError):  # There is no group, or it has no limit.
         pass
     return available
-
-
-def _processor() -> str:
-    with Path("/proc/cpuinfo").open() as lines:
-        for line in lines:
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return os.uname().machine
 
 
 def _last_level_cache() -> int:

@@ -10,10 +10,10 @@ import platform
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 
 import kvbm_kernels as kk
 from kvbm_kernels.cli.devices import Device, find_devices
+from kvbm_kernels.processor import processor_name
 
 # Whose arrays, streams and types the package works with.
 _PACKAGES = ("numpy", "cffi", "ml_dtypes", "torch", "cupy", "cupy-cuda12x", "cupy-cuda13x", "jax", "cuda-core")
@@ -75,7 +75,7 @@ def collect() -> Report:
         batch_copy_reason=_about_batches(build, batches),
         devices=found.devices,
         devices_reason=found.reason,
-        processor=_processor(),
+        processor=processor_name(),
         processors=len(os.sched_getaffinity(0)),
         python=f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}",
         platform=platform.platform(),
@@ -96,17 +96,6 @@ def _about_batches(build: kk.BuildInfo, usable: bool) -> str:
     if not build.devices:
         return "there is no CUDA device"
     return "the driver has no cudaMemcpyBatchAsync, or refused it"
-
-
-def _processor() -> str:
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.machine()
 
 
 def _versions() -> dict[str, str]:
