@@ -160,13 +160,19 @@ def build(transformers: Any, torch: Any, model: Model, device: str) -> Any:
     return language_model.to(torch.bfloat16).to(device).eval()
 
 
+def logits_of(model: Any, tokens: Any, cache: Any) -> Any:
+    """What a model makes of tokens behind those that a cache has seen, which sees them too."""
+    # By its place: releases of transformers differ in whether it is called past_key_values or cache.
+    return model(tokens, None, None, cache, use_cache=True).logits
+
+
 def prefill(transformers: Any, torch: Any, model: Any) -> tuple[Any, Any]:
     """The first token after a prompt, and the cache."""
     prompt = torch.randint(3, VOCABULARY, (1, PROMPT_TOKENS), generator=torch.Generator().manual_seed(1))
     cache = transformers.DynamicCache(config=model.config)
     with torch.no_grad():
-        out = model(prompt.to(model.device), past_key_values=cache, use_cache=True)
-    return out.logits[:, -1:].argmax(-1), cache
+        logits = logits_of(model, prompt.to(model.device), cache)
+    return logits[:, -1:].argmax(-1), cache
 
 
 def generate(torch: Any, model: Any, token: Any, cache: Any) -> list[Any]:
@@ -174,9 +180,8 @@ def generate(torch: Any, model: Any, token: Any, cache: Any) -> list[Any]:
     logits = []
     with torch.no_grad():
         for _ in range(STEPS):
-            out = model(token, past_key_values=cache, use_cache=True)
-            logits.append(out.logits)
-            token = out.logits.argmax(-1)
+            logits.append(logits_of(model, token, cache))
+            token = logits[-1].argmax(-1)
     return logits
 
 

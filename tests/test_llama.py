@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 import kvbm_kernels as kk
+from model_caches import logits_of
 from reference import heads_of_rank
 
 torch = pytest.importorskip("torch")
@@ -39,18 +40,18 @@ def small_llama(num_kv_heads: int):
 
 def prefill(model):
     prompt = torch.randint(0, 256, (1, NUM_TOKENS), generator=torch.Generator().manual_seed(1))
+    cache = transformers.DynamicCache(config=model.config)
     with torch.no_grad():
-        out = model(prompt, past_key_values=transformers.DynamicCache(config=model.config), use_cache=True)
-    return out.logits[:, -1:].argmax(-1), out.past_key_values
+        logits = logits_of(model, prompt, cache)
+    return logits[:, -1:].argmax(-1), cache
 
 
 def generate(model, token, cache) -> list:
     logits = []
     with torch.no_grad():
         for _ in range(STEPS):
-            out = model(token, past_key_values=cache, use_cache=True)
-            logits.append(out.logits)
-            token = out.logits.argmax(-1)
+            logits.append(logits_of(model, token, cache))
+            token = logits[-1].argmax(-1)
     return logits
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import kvbm_kernels as kk
+from model_caches import logits_of
 from test_llama import HEAD_DIM, NUM_LAYERS, STEPS, small_llama
 
 torch = pytest.importorskip("torch")
@@ -47,7 +48,7 @@ def run(model, tokens, cache) -> list:
     logits = []
     with torch.no_grad():
         for _ in range(STEPS):
-            logits.append(model(tokens, past_key_values=cache, use_cache=True).logits[:, -1:])
+            logits.append(logits_of(model, tokens, cache)[:, -1:])
             tokens = logits[-1].argmax(-1)
     return logits
 
@@ -86,7 +87,7 @@ def test_logits_are_those_of_the_models_own_cache(model, pool):
 
 def run_one(model, tokens, cache) -> list:
     with torch.no_grad():
-        return [model(tokens, past_key_values=cache, use_cache=True).logits[:, -1:]]
+        return [logits_of(model, tokens, cache)[:, -1:]]
 
 
 def test_generation_goes_on_after_offload_and_restore(model, pool):
