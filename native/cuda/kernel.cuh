@@ -261,8 +261,9 @@ __global__ void __launch_bounds__(kCtaTileThreads) move_tile(const P __grid_cons
   if (head.chain & kChainWait) wait_for_previous();
 }
 
-// Grid: any number of CTAs; each takes kInFlight tiles a group of lanes at a time, and strides by the grid.
-template <int kInFlight, int kThreads, int kMinCtas, typename P>
+// Grid: any number of CTAs; each takes kInFlight tiles a group of lanes at a time, and strides by the grid. Wide: the
+// accesses of whole vectors.
+template <typename Wide, int kInFlight, int kThreads, int kMinCtas, typename P>
 __global__ void __launch_bounds__(kThreads, kMinCtas) move(const P __grid_constant__ p) {
   const Head &head = p.head;
   start(head);
@@ -294,13 +295,13 @@ __global__ void __launch_bounds__(kThreads, kMinCtas) move(const P __grid_consta
         if (is_there) others |= 1u << j;
       } else if (is_there && vector < tile.nbytes / kVectorNbytes) {
         const Offsets at = unit_offsets(head, 4, vector);
-        data[j] = Access<16>::load(tile.src + at.src);
+        data[j] = Wide::load(tile.src + at.src);
         to[j] = tile.dst + at.dst;
       }
     }
 #pragma unroll
     for (int j = 0; j < kInFlight; ++j) {
-      if (to[j]) Access<16>::store(to[j], data[j]);
+      if (to[j]) Wide::store(to[j], data[j]);
     }
 #pragma unroll 1
     for (int j = 0; others >> j; ++j) {

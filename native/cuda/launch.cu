@@ -17,8 +17,9 @@ const void *symbol_of(const Head &head, Kernel kernel, Budget budget) {
       return reinterpret_cast<const void *>(gather<kBoundedThreads, P>);
     default:
       return budget.max_ctas
-                 ? reinterpret_cast<const void *>(move<kBoundedInFlight, kBoundedThreads, 1, P>)
-                 : reinterpret_cast<const void *>(move<kFullInFlight, kFullThreads, 1536 / kFullThreads, P>);
+                 ? reinterpret_cast<const void *>(move<PassingAccess, kBoundedInFlight, kBoundedThreads, 1, P>)
+                 : reinterpret_cast<const void *>(
+                       move<Access<16>, kFullInFlight, kFullThreads, 1536 / kFullThreads, P>);
   }
 }
 

@@ -39,7 +39,15 @@ T __ldca(const T *p) {
   return emulated::load(p);
 }
 template <typename T>
+T __ldcg(const T *p) {
+  return emulated::load(p);
+}
+template <typename T>
 void __stcs(T *p, T value) {
+  emulated::store(p, value);
+}
+template <typename T>
+void __stcg(T *p, T value) {
   emulated::store(p, value);
 }
 template <typename T>
