@@ -17,7 +17,7 @@ KERNELS: dict[str, Callable[[CudaMachine], Call]] = {
 }
 _WARMUP, _COUNT, _SAMPLES = 20, 50, 3
 # One side is to outlast the other by so much; a doubling of it is tried as often when it does not.
-_LONGER, _TRIES = 1.5, 3
+_LONGER, _TRIES = 1.5, 5
 
 
 def run_beside(machine: CudaMachine, kernel: str, transfer: Call, transfer_ms: float) -> dict[str, Any]:

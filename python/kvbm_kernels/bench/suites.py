@@ -51,30 +51,45 @@ def _block(nbytes: int) -> BlockShape:
     return BlockShape(1, 1, 1, 1, nbytes, "uint8")
 
 
+def _universal(
+    title: str, shape: BlockShape, num_blocks: int, backends: str, to: float, back: float, layout: str = "nhd"
+) -> list[Case]:
+    """Chunks to universal blocks and back, as they follow in memory and anywhere in it."""
+    rows: list[Case] = []
+    for placement, where in (("", "as they follow"), ("_shuffled", "anywhere")):
+        for pattern, aim in ((f"{layout}_to_universal", to), (f"universal_to_{layout}", back)):
+            rows += _rows(f"{title}, {where}", shape, num_blocks, pattern + placement, backends, ratio=aim)
+    return rows
+
+
 def conversion() -> list[Case]:
     """Layout to layout on the device."""
     rows: list[Case] = []
     for layout, nt, count in (("nhd", 16, 128), ("nhd", 16, 32), ("nhd", 64, 128), ("hnd", 16, 128), ("hnd", 64, 128)):
-        title = f"{layout.upper()} hd=128 bf16 nt={nt}, {count} blocks, chunks anywhere"
-        rows += _rows(title, _llama(nt), count, f"{layout}_to_universal_shuffled", "convert auto", ratio=0.97)
-        rows += _rows(title, _llama(nt), count, f"universal_to_{layout}_shuffled", "convert auto", ratio=0.95)
-    title = "NHD hd=128 bf16 nt=16, 128 blocks, chunks as they follow"
-    rows += _rows(title, _llama(), 128, "nhd_to_universal", "convert auto", ratio=0.97)
-    rows += _rows(title, _llama(), 128, "universal_to_nhd", "convert auto", ratio=0.95)
-    pools = "nhd_to_hnd_pools hnd_to_nhd_pools packed_to_universal_pools universal_to_packed_pools"
-    rows += _rows("pools of a layer, blocks anywhere", _llama(), 128, pools, "auto", ratio=0.93, host_ms=0.06)
-    both = "nhd_to_universal_shuffled universal_to_nhd_shuffled"
-    rows += _rows("NHD 40 MB", _llama(), 8, both, "convert auto", ratio=0.95)
-    rows += _rows("NHD 5 MB, one block", _llama(), 1, both, "convert auto", ratio=0.95)
+        title = f"{layout.upper()} hd=128 bf16 nt={nt}, {count} blocks"
+        rows += _universal(title, _llama(nt), count, "convert auto", 0.97, 0.95, layout)
+    title = "pools of a layer, blocks anywhere"
+    rows += _rows(
+        title, _llama(), 128, "nhd_to_universal_pools hnd_to_universal_pools", "auto", ratio=0.97, host_ms=0.06
+    )
+    rows += _rows(
+        title, _llama(), 128, "universal_to_nhd_pools universal_to_hnd_pools", "auto", ratio=0.95, host_ms=0.06
+    )
+    others = "nhd_to_hnd_pools hnd_to_nhd_pools packed_to_universal_pools universal_to_packed_pools"
+    rows += _rows(title, _llama(), 128, others, "auto", ratio=0.93, host_ms=0.06)
+    rows += _universal("NHD 40 MB", _llama(), 8, "convert auto", 0.95, 0.95)
+    rows += _universal("NHD 5 MB, one block", _llama(), 1, "convert auto", 0.95, 0.95)
     for hd in (64, 96, 192, 256):
-        rows += _rows(f"NHD hd={hd} bf16", _llama(hd=hd), 64, both, "convert", ratio=0.90)
-    rows += _rows("MLA 576 bf16 nt=64", BlockShape(61, 1, 1, 64, 576, "bf16"), 64, both, "convert", ratio=0.90)
-    rows += _rows("NHD fp8 hd=128", _llama(dtype="fp8_e4m3"), 128, both, "convert", ratio=0.90)
-    rows += _rows("rows of 656 bytes", BlockShape(61, 1, 4, 64, 656, "uint8"), 32, both, "convert", ratio=0.90)
+        rows += _universal(f"NHD hd={hd} bf16", _llama(hd=hd), 64, "convert", 0.90, 0.90)
+    rows += _universal("MLA 576 bf16 nt=64", BlockShape(61, 1, 1, 64, 576, "bf16"), 64, "convert", 0.90, 0.90)
+    rows += _universal("NHD fp8 hd=128", _llama(dtype="fp8_e4m3"), 128, "convert", 0.90, 0.90)
+    rows += _universal("rows of 656 bytes", BlockShape(61, 1, 4, 64, 656, "uint8"), 32, "convert", 0.90, 0.90)
     for nbytes in (8, 4, 2, 1):
         shape, count = _llama(64, nbytes, "uint8"), 4096 // nbytes
-        rows += _rows(f"rows of {nbytes} bytes", shape, count, both, "convert", ratio=0.25)
-    rows += _rows("rows of 92 bytes", _llama(hd=46), 64, both, "convert")
+        rows += _universal(f"rows of {nbytes} bytes", shape, count, "convert", 0.25, 0.25)
+    rows += _rows(
+        "rows of 92 bytes", _llama(hd=46), 64, "nhd_to_universal_shuffled universal_to_nhd_shuffled", "convert"
+    )
     return rows
 
 
