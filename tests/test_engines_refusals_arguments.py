@@ -50,6 +50,23 @@ class TestLayoutsThatAreNone:
                 scales="inline",
             )
         assert vllm(layers(B, N, 292), layout="mla", block_size=N).shape.row_nbytes == 584
+        message = "has 584 bytes a token: a DeepSeek-V4 page holds"
+        slots = zeros(B * N, 584, dtype=np.uint8)
+        for call in (
+            lambda: from_llama_cpp([(slots, slots.copy())], v_trans=False, num_kv_heads=1, scales="inline"),
+            lambda: from_sglang([slots[:, None]], layout="MLA", page_size=N, scales="inline"),
+            lambda: from_flashinfer([slots.reshape(B, N, 584)], layout="MLA", page_size=N, scales="inline"),
+            lambda: from_lmcache(slots[None, None], fmt="KV_MLA_FMT", block_size=N, num_kv_heads=1, scales="inline"),
+            lambda: from_tensorrt_llm(
+                slots.reshape(B, 1, 1, -1), layout="HND", num_kv_heads=1, tokens_per_block=N, scales="constant"
+            ),
+            lambda: from_vllm_buffer(
+                slots.reshape(-1), layout="LBNHC", num_layers=1, num_blocks=B, num_kv_heads=1, block_size=N,
+                head_size=584, head_size_v=0, dtype="uint8", no=1, scales="inline",
+            ),
+        ):  # fmt: skip
+            with raises(ValueError, message):
+                call()
 
     @pytest.mark.parametrize(
         ("layout", "reason"),
@@ -104,6 +121,44 @@ class TestNothingIsGuessed:
             vllm(layers(B, H, N, 2 * D), layout="packed", block_size=N)
         with raises(ValueError, "no is 1, expected 2 for layout 'kv_first', or none"):
             vllm(layers(2, B, N, H, D), layout="kv_first", block_size=N, no=1)
+
+    @pytest.mark.parametrize("no", [True, np.True_, 1.0, 2.0, np.array([2]), "2"])
+    def test_a_number_of_outers_is_an_integer(self, no):
+        for call in (
+            lambda: vllm(layers(B, H, N, 2 * D), layout="packed", block_size=N, no=no, head_size=D),
+            lambda: vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=N, no=no),
+            lambda: from_lmcache(zeros(2, L, N, H * D), fmt="KV_2LTD", block_size=N, num_kv_heads=H, no=no),
+            lambda: from_lmcache(zeros(1, L, N, D), fmt="KV_MLA_FMT", block_size=N, num_kv_heads=1, no=no),
+            lambda: from_vllm_buffer(
+                zeros(9999), layout="LBNHC", num_layers=1, num_blocks=B, num_kv_heads=H, block_size=N, head_size=D,
+                dtype="fp16", no=no,
+            ),
+        ):  # fmt: skip
+            with raises(TypeError, "no is .*, expected an integer"):
+                call()
+
+    def test_sizes_that_are_not_needed_are_still_those_of_the_rows(self):
+        packed = {"layout": "packed", "block_size": N, "no": 1}
+        for sizes, expected in (
+            ({"head_size": 999}, r"expected 999 \+ 999 elements of K and V; of rows without V, as in MLA, head_size_v"),
+            ({"head_size": D, "head_size_v": 5}, r"expected 6 \+ 5 elements of K and V$"),
+            ({"head_size": D, "head_size_v": 0}, "expected head_size, 6, which without V is the row as it is stored"),
+        ):
+            with raises(ValueError, f"has a content of 12, {expected}"):
+                vllm(layers(B, H, N, 2 * D), **packed, **sizes)
+        with raises(ValueError, "head_size is missing: nothing tells where"):
+            vllm(layers(B, H, N, 2 * D), **packed, head_size_v=D)
+        for sizes in ({}, {"head_size": D}, {"head_size": 7, "head_size_v": 5}, {"head_size": 12, "head_size_v": 0}):
+            assert vllm(layers(B, H, N, 2 * D), **packed, **sizes).shape.hd == 2 * D
+        inline = {"head_size": 8, "scales": "inline"}
+        assert vllm(layers(B, H, N, 24, dtype=np.uint8), **packed, **inline).shape.hd == 24
+
+    def test_a_scale_in_a_row_is_no_part_of_the_head_in_any_form(self):
+        call = {"fmt": "KV_2LTD", "block_size": N, "num_kv_heads": H, "head_size": 8, "scales": "inline"}
+        assert from_lmcache(zeros(2, L, N, H * 12, dtype=np.uint8), **call).shape.hd == 12
+        assert from_lmcache(zeros(1, L, N, H * 24, dtype=np.uint8), no=2, **call).shape.hd == 12
+        with raises(ValueError, "has heads of 12 elements, expected head_size, 12 and a scale of 4"):
+            from_lmcache(zeros(2, L, N, H * 12, dtype=np.uint8), **{**call, "head_size": 12})
 
     def test_where_k_ends(self):
         with raises(ValueError, "head_size is missing: nothing tells where in a content of 12 elements K ends"):

@@ -15,7 +15,6 @@ from kvbm_kernels.engines import (
     from_tensorrt_llm,
     from_transformers,
     from_transformers_paged,
-    from_vllm_buffer,
 )
 
 
@@ -86,27 +85,6 @@ class TestStrides:
         swapped = zeros(B, H, N, D).swapaxes(1, 2)
         with raises(ValueError, r"kv_caches\[0\]\[0\] .* in another order than .* of layout 'NHD'"):
             from_flashinfer([(swapped, swapped.copy("K"))], layout="NHD", page_size=N)
-
-    def test_sizes_of_a_buffer(self):
-        call = {
-            "layout": "LBHNC", "num_layers": L, "num_blocks": B, "num_kv_heads": H, "block_size": N, "head_size": D,
-            "dtype": "fp16", "no": 2,
-        }  # fmt: skip
-        page = N * H * 2 * D * 2
-        whole = zeros(L * B * page, dtype=np.int8)
-        assert len(from_vllm_buffer(whole, **call)) == B - 1
-        with raises(ValueError, f"buffer has {len(whole) - 1} bytes, expected at least {len(whole)} for these blocks"):
-            from_vllm_buffer(whole[1:], **call)
-        with raises(ValueError, f"buffer has {len(whole)} bytes, expected at least {len(whole) + 8}"):
-            from_vllm_buffer(whole, offset=8, **call)
-        with raises(ValueError, r"buffer of shape \[2304\] and strides \[1\] has rows that overlap each other"):
-            from_vllm_buffer(whole, layer_stride=page, **call)
-        with raises(ValueError, "buffer has shape .* and strides .*, expected a contiguous buffer"):
-            from_vllm_buffer(np.repeat(whole, 2)[::2], **call)
-        with raises(ValueError, "no is 2, expected 1 for rows without V: head_size_v is 0"):
-            from_vllm_buffer(whole, head_size_v=0, **call)
-        with raises(ValueError, "block_stride is 577, expected a multiple of 2"):
-            from_vllm_buffer(whole, block_stride=577, kernel_block_size=N // 2, **call)
 
     def test_a_paged_cache_of_transformers(self):
         call = {

@@ -110,7 +110,12 @@ class TestShapes:
                  head_size=D, scales="inline")  # fmt: skip
         with raises(ValueError, "has heads of 6 elements, expected head_size, 4"):
             vllm(layers(B, N, D), layout="mla", block_size=N, head_size=4)
-        assert vllm(layers(B, N, 656, dtype=np.uint8), layout="mla", block_size=N, head_size=576, scales="inline")
+        latent = {"layout": "mla", "block_size": N, "scales": "inline"}
+        with raises(ValueError, "has heads of 656 elements, expected head_size, 576"):
+            vllm(layers(B, N, 656, dtype=np.uint8), head_size=576, **latent)
+        with raises(ValueError, "head_size_v is 512, expected 0 for layout 'mla', or none"):
+            vllm(layers(B, N, 656, dtype=np.uint8), head_size=656, head_size_v=512, **latent)
+        assert vllm(layers(B, N, 656, dtype=np.uint8), head_size=656, head_size_v=0, **latent).shape.hd == 656
         pool, sizes = zeros(B, L, 2, N * H * D), {"layout": "HND", "num_kv_heads": H, "tokens_per_block": N}
         for name, number in (("num_layers", L), ("no", 2)):
             for tensors in (pool, [zeros(B, 2, H, N, D)] * L):
@@ -166,6 +171,18 @@ class TestShapes:
             from_sglang(layers(B * N, 1, D), layout="MLA", page_size=N, part="k")
         with raises(ValueError, "part is 'v', expected none with no=1"):
             vllm(layers(B, H, N, D), layout="packed", block_size=N, no=1, part="v")
+
+        rows = layers(B, H, N, 10)
+        uneven = {"layout": "packed", "block_size": N, "no": 2, "head_size": 6, "head_size_v": 4}
+        with raises(ValueError, 'part is \'q\', expected "k" or "v"'):
+            vllm(rows, part="q", **uneven)
+        for part in (np.array([1, 2]), 3):
+            with raises(TypeError, 'part is .*, expected "k" or "v"'):
+                vllm(rows, part=part, **uneven)
+            with raises(TypeError, 'part is .*, expected "k" or "v"'):
+                vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=N, part=part)
+            with raises(TypeError, 'part is .*, expected "k" or "v"'):
+                from_sglang([(zeros(N, H, D), zeros(N, H, D))], layout="NHD", page_size=N, part=part)
 
     def test_heads_that_do_not_divide(self):
         with raises(ValueError, r"objects\[0\] .* has 18 elements a token, expected a multiple of 4 heads"):

@@ -7,8 +7,8 @@ from typing import Any, SupportsIndex
 from kvbm_kernels._wording import counted
 from kvbm_kernels.dtypes import DTypeLike
 from kvbm_kernels.engines.blocks import EngineBlocks
-from kvbm_kernels.engines.content import read_content
-from kvbm_kernels.engines.reading import one_of, read
+from kvbm_kernels.engines.content import inline_scale, read_content
+from kvbm_kernels.engines.reading import as_optional, one_of, read
 from kvbm_kernels.engines.tensors import Part, Scales, Tensors
 from kvbm_kernels.errors import KvbmValueError
 from kvbm_kernels.layouts import as_count
@@ -61,7 +61,7 @@ def from_lmcache(
     if fmt == "KV_MLA_FMT":
         if heads != 1:
             raise KvbmValueError(f"num_kv_heads is {heads}, expected 1 for format {fmt!r}")
-        if no not in (None, 1) or head_size_v is not None:
+        if as_optional(no, "no", 1) not in (None, 1) or head_size_v is not None:
             raise KvbmValueError(
                 f"no is {no!r} and head_size_v {head_size_v!r}, expected none for format {fmt!r}: K and V are one row"
             )
@@ -97,7 +97,7 @@ def _read_planes(
         tensors.rename("d", "c")
         read_content(tensors, no, head_size, head_size_v, scales, part)
         return
-    if no not in (None, 2):
+    if as_optional(no, "no", 1) not in (None, 2):
         raise KvbmValueError(f"no is {no!r}, expected 2 for K and V in a plane each, or none")
-    tensors.check_heads(head_size=head_size, head_size_v=head_size_v)
+    tensors.check_heads(inline_scale(scales, tensors.itemsize), head_size=head_size, head_size_v=head_size_v)
     tensors.choose(part)

@@ -10,7 +10,7 @@ from kvbm_kernels.arrays import Array, Form, describe
 from kvbm_kernels.dtypes import DType, element_of, holds, is_bytes
 from kvbm_kernels.engines.tensors import SYMBOLS, Axis, Part, Tensors, in_elements, place_of, placed
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
-from kvbm_kernels.layouts import contiguous_strides
+from kvbm_kernels.layouts import as_count, contiguous_strides
 
 _LISTS = {"k": "an entry for each object", "l": "an entry for each layer", "o": "two entries, K and V"}
 
@@ -88,6 +88,11 @@ def required(value: Any, name: str, why: str) -> Any:
     if value is None:
         raise KvbmValueError(f"{name} is missing: {why}")
     return value
+
+
+def as_optional(value: Any, name: str, least: int) -> int | None:
+    """An integer argument that may be left out. Raises as as_count() does."""
+    return None if value is None else as_count(value, name, least)
 
 
 def one_of(value: object, name: str, choices: Iterable[str], refused: Mapping[str, str] | None = None) -> str:

@@ -39,6 +39,14 @@ SYMBOLS = {
 _LOOSE = frozenset("kblsn")
 
 
+# Rows of this many bytes are those of a DeepSeek-V4 page, whatever the engine, and why they are none.
+_DSV4_NBYTES = 584
+DSV4 = (
+    "a DeepSeek-V4 page holds the 576 bytes of all its tokens and then the 8 scale bytes of all of them, and is "
+    "padded: no row of it has its scales, so only whole pages can be moved, as rows of one token a page"
+)
+
+
 class Axis(NamedTuple):
     """One dimension: its extent, and the bytes from one to the next."""
 
@@ -176,6 +184,8 @@ class Tensors:
         quantised cache without its scales, rows that are not contiguous, and tensors that share memory.
         """
         element = self._element(dtype)
+        if element.itemsize == 1 and self.extent("d") == _DSV4_NBYTES:
+            self.fail(f"has {_DSV4_NBYTES} bytes a token: {DSV4}")
         self._check_scales(element, scales)
         extents = {letter: self.extent(letter) for letter in "lothd"}
         shape = BlockShape(extents["l"], extents["o"], extents["h"], extents["t"], extents["d"], element)
@@ -295,6 +305,8 @@ class Tensors:
 
 def place_of(part: Part) -> int:
     """Which of K and V a part is, 0 or 1. Raises KvbmValueError for another name."""
+    if not isinstance(part, str):
+        raise KvbmTypeError(f'part is {part!r}, expected "k" or "v", or None for both')
     if part not in ("k", "v"):
         raise KvbmValueError(f'part is {part!r}, expected "k" or "v", or None for both')
     return int(part == "v")

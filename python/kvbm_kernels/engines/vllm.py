@@ -8,9 +8,9 @@ from typing import Any, SupportsIndex
 from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.dtypes import DTypeLike, as_dtype
 from kvbm_kernels.engines.blocks import EngineBlocks
-from kvbm_kernels.engines.content import inline_scale, read_content
-from kvbm_kernels.engines.reading import flat, one_of, read, required
-from kvbm_kernels.engines.tensors import Axis, LayerTensors, Part, Scales, Tensors
+from kvbm_kernels.engines.content import inline_scale, read_content, row_sizes
+from kvbm_kernels.engines.reading import as_optional, flat, one_of, read, required
+from kvbm_kernels.engines.tensors import DSV4, Axis, LayerTensors, Part, Scales, Tensors
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
 from kvbm_kernels.layouts import as_count
 
@@ -42,13 +42,11 @@ REFUSED = {
         "a page is all its K, the scales of K, all its V and the scales of V, in an order of the kernel's own: no row "
         "has its scales"
     ),
-    "dsv4": (
-        "a DeepSeek-V4 page holds the 576 bytes of all its tokens and then the 8 scale bytes of all of them, and is "
-        "padded: no row of it has its scales, so only whole pages can be moved, as rows of one token a page"
-    ),
+    "dsv4": DSV4,
 }
 
-_DSV4_NBYTES = 584
+# What a specification of MLA has for its head size, latent and rope, whatever the row is quantised to.
+_LATENT = 576
 
 
 def from_vllm(
@@ -87,7 +85,8 @@ def from_vllm(
 
     Where K and V share a row, ``no=1`` leaves them there, and ``no=2`` reads them apart, as other engines have them, so
     that blocks agree with theirs; that needs ``head_size``, in elements, and ``head_size_v`` if V's is another. K and V
-    of different sizes are no one view: ``part="k"`` and ``part="v"`` are one each.
+    of different sizes are no one view: ``part="k"`` and ``part="v"`` are one each. Of MLA ``head_size_v`` is 0 and
+    ``head_size`` the row as it is stored; where sizes are not needed, those that are given are checked.
 
     ``num_kv_heads`` is that of a rank, needed for all but "mla", since shapes of several backends differ in nothing
     else. ``block_size`` is what the block table counts in. If the kernels' blocks are smaller, ``kernel_block_size`` is
@@ -153,41 +152,39 @@ def from_vllm_buffer(
 
     ``layout`` is one of the six names of ``KVCacheLayout``. ``offset``, ``layer_stride`` and ``block_stride`` are those
     of the ``KVCacheTensor`` that places these layers, in bytes; without strides, layers and blocks follow each other
-    without padding. ``head_size_v`` is 0 for MLA, whose ``head_size`` is the whole row; with ``no=1`` and another value
-    rows hold K and V. With ``scales="inline"``, ``head_size`` does not count the scale. All else is as for
-    :func:`from_vllm`.
+    without padding. ``head_size_v`` is 0 for MLA, and for other rows that are kept whole: ``head_size`` is then the row
+    as it is stored, with the scales in it, 656 for ``fp8_ds_mla``. Otherwise rows hold K and V, and with
+    ``scales="inline"`` neither size counts its scale. All else is as for :func:`from_vllm`.
 
-    Raises KvbmValueError for strides that let blocks overlap, a buffer that is too small or not contiguous, and as
-    :func:`from_vllm` does.
+    vLLM makes kernel blocks only of blocks that follow each other in a layer, with no padding and no other layer
+    between them.
+
+    Raises KvbmValueError for strides that are not those of the layout, a buffer that is too small or not contiguous,
+    and as :func:`from_vllm` does.
     """
     one_of(layout, "layout", _CANONICAL, REFUSED)
     element = as_dtype(dtype)
     tokens, ratio = _kernel_blocks(block_size, kernel_block_size)
-    k = as_count(head_size, "head_size", 1)
-    v = k if head_size_v is None else as_count(head_size_v, "head_size_v", 0)
     scale = inline_scale(scales, element.itemsize)
-    content = k + scale + (v + scale if v else 0)
+    k, v = row_sizes(head_size, head_size_v, scale)
+    if scale and element.itemsize == 1 and (k, v) == (_LATENT, 0):
+        raise KvbmValueError(
+            f"head_size is {k}, expected the row as it is stored, with the scales in it: 656 of fp8_ds_mla"
+        )
     extents = {
         "l": as_count(num_layers, "num_layers", 1),
-        "b": as_count(num_blocks, "num_blocks", 1) * ratio,
+        "b": as_count(num_blocks, "num_blocks", 1),
         "h": as_count(num_kv_heads, "num_kv_heads", 1),
         "t": tokens,
-        "c": content,
+        "c": k + v,
     }
-    given = {
-        "l": None if layer_stride is None else as_count(layer_stride, "layer_stride", 1),
-        "b": None if block_stride is None else _kernel_stride(as_count(block_stride, "block_stride", 1), ratio),
+    strides = {
+        "l": as_optional(layer_stride, "layer_stride", 1),
+        "b": as_optional(block_stride, "block_stride", 1),
     }
-    order = _order_of(layout)
-    axes: dict[str, Axis] = {}
-    stride = element.itemsize
-    for letter in reversed(order):
-        axes[letter] = Axis(extents[letter], given.get(letter) or stride)
-        stride = axes[letter].stride * extents[letter]
+    axes = _placed(layout, extents, strides, ratio, element.itemsize)
     tensors = flat(buffer, name, axes, element, as_count(offset, "offset", 0))
-    if not v and no != 1:
-        raise KvbmValueError(f"no is {no!r}, expected 1 for rows without V: head_size_v is 0")
-    _apart(tensors, layout, no, k, v, scales, part)
+    _apart(tensors, layout, no, head_size, head_size_v, scales, part)
     return _blocks(tensors, ratio, element, scales)
 
 
@@ -206,10 +203,39 @@ def _kernel_blocks(block_size: SupportsIndex, kernel_block_size: SupportsIndex |
     return tokens, size // tokens
 
 
-def _kernel_stride(block_stride: int, ratio: int) -> int:
-    if block_stride % ratio:
-        raise KvbmValueError(f"block_stride is {block_stride}, expected a multiple of {ratio}, its kernel blocks")
-    return block_stride // ratio
+def _placed(
+    layout: str, extents: Mapping[str, int], strides: Mapping[str, int | None], ratio: int, itemsize: int
+) -> dict[str, Axis]:
+    """The dimensions of a buffer in the order of a layout, with these bytes between layers and blocks where not None.
+
+    Raises KvbmValueError for strides that do not step over what lies inside, and for kernel blocks that vLLM has not.
+    """
+    order = _order_of(layout)
+    if ratio > 1 and order[0] == "b" and extents["l"] > 1:
+        raise KvbmValueError(
+            f"kernel_block_size is {extents['t']}, expected block_size, {extents['t'] * ratio}, for layout {layout!r} "
+            f"of {extents['l']} layers: vLLM splits no blocks that have other layers between them"
+        )
+    axes: dict[str, Axis] = {}
+    dense = itemsize
+    for letter in reversed(order):
+        extent = extents[letter]
+        # Strides that are given step over whole blocks, those inside of a block over a kernel block's part of it.
+        in_whole = ratio if letter == "b" or (letter == "l" and order[0] == "b") else 1
+        stride = strides.get(letter) or dense * in_whole
+        name = "layer_stride" if letter == "l" else "block_stride"
+        if stride < dense * in_whole and extent > 1:
+            inside = f"the bytes that layout {layout!r} has in between"
+            raise KvbmValueError(f"{name} is {stride}, expected at least {dense * in_whole}, {inside}")
+        if in_whole > 1 and stride != dense * in_whole:
+            raise KvbmValueError(
+                f"{name} is {stride}, expected {dense * in_whole} with kernel_block_size, {extents['t']}: vLLM splits "
+                "no blocks that are padded"
+            )
+        axes[letter] = Axis(extent * ratio if letter == "b" else extent, stride // in_whole)
+        reach = max(dense, axes[letter].stride)
+        dense = reach if axes[letter].extent == 1 else axes[letter].stride * axes[letter].extent
+    return axes
 
 
 def _apart(
@@ -223,22 +249,17 @@ def _apart(
 ) -> None:
     """Read K and V apart, or together."""
     if "c" in tensors.axes:
-        if no == 1:
-            _refuse_dsv4(tensors, tensors.extent("c"))
         read_content(tensors, no, head_size, head_size_v, scales, part)
         return
-    if no not in (None, tensors.extent("o")):
+    if as_optional(no, "no", 1) not in (None, tensors.extent("o")):
         raise KvbmValueError(f"no is {no!r}, expected {tensors.extent('o')} for layout {layout!r}, or none")
-    _refuse_dsv4(tensors, tensors.extent("d"))
-    # A row of MLA with scales in it is longer by more than that of one head.
-    if layout != "mla" or not isinstance(scales, str) or scales != "inline":
+    if layout == "mla":
+        if as_optional(head_size_v, "head_size_v", 0):
+            raise KvbmValueError(f"head_size_v is {head_size_v}, expected 0 for layout 'mla', or none")
+        tensors.check_heads(head_size=head_size)
+    else:
         tensors.check_heads(inline_scale(scales, tensors.itemsize), head_size=head_size, head_size_v=head_size_v)
     tensors.choose(part)
-
-
-def _refuse_dsv4(tensors: Tensors, content: int) -> None:
-    if content * tensors.itemsize == _DSV4_NBYTES and tensors.itemsize == 1:
-        tensors.fail(f"has {content} bytes a token: {REFUSED['dsv4']}")
 
 
 def _blocks(tensors: Tensors, ratio: int, dtype: DTypeLike | None, scales: Scales | None) -> EngineBlocks:
