@@ -211,7 +211,7 @@ class TestLayersOfSeveralKinds:
             layer_groups(from_sglang, pairs, layout="NHD", page_size=16, dtype="bf16")
 
     def test_what_is_no_view_of_layers_is_refused(self, kv):
-        with pytest.raises(TypeError, match="the adapter returned a int, expected a BlockStack"):
+        with pytest.raises(TypeError, match="the adapter returned an int, expected a BlockStack"):
             layer_groups(lambda layers: 3, kv)
         view = self.groups("vllm", kv)[0]
         with pytest.raises(ValueError, match=r"layers \[0, 1\] for a view of 3 layers of kv"):

@@ -164,7 +164,9 @@ def engines(tensors: list[npt.NDArray[Any]], pairs: list[tuple[DeviceArray, Devi
     pages: kk.engines.EngineBlocks = kk.engines.from_sglang(pairs, layout="NHD", page_size=1, scales="constant")
     beside: kk.engines.LayerGroups = kk.engines.from_sglang(pairs, layout="NHD", page_size=1, scales=pairs)
     groups = kk.engines.layer_groups(kk.engines.from_transformers, pairs, parts=("k", "v"), block_size=16)
+    windows = kk.engines.layer_groups(kk.engines.from_sglang, pairs, groups=[[0, 2], [1]], part="k", scales=pairs)
     kk.copy_blocks(groups.select([1]).shard(0, 2), beside)
+    kk.copy_blocks([view[[1]] for view in windows], windows)
     kk.copy_blocks(kk.engines.split_blocks(pages, 1), blocks)
     held: tuple[tuple[int, ...], ...] = groups.layers
     count: int = view.num_blocks + view.num_reserved + view.pieces

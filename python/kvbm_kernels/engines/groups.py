@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from kvbm_kernels._wording import counted
+from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.blocks import BlockStack
-from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
-from kvbm_kernels.views import BlockIds
+from kvbm_kernels.engines.per_layer import as_groups, as_values, listed
+from kvbm_kernels.engines.tensors import LayerTensors, Part, place_of
+from kvbm_kernels.errors import KvbmTypeError, KvbmValueError, Uncopied
+from kvbm_kernels.layouts import as_count
+from kvbm_kernels.views import BlockIds, View
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class LayerGroups(tuple[BlockStack, ...]):
+class LayerGroups(Uncopied, tuple[BlockStack, ...]):
     """Views that together are one cache: a tuple of block stacks, to be copied one for one to another such tuple.
 
     All rows of a view have one length, so a cache whose layers have different head dimensions or numbers of heads is
@@ -30,9 +33,22 @@ class LayerGroups(tuple[BlockStack, ...]):
     def __new__(
         cls, views: Iterable[BlockStack], layers: Iterable[Sequence[int]], parts: Iterable[str] | None = None
     ) -> Self:
-        groups = super().__new__(cls, views)
-        groups.layers = tuple(map(tuple, layers))
-        groups.parts = ("kv",) * len(groups) if parts is None else tuple(parts)
+        groups = super().__new__(cls, listed(views, "views", "a list of views"))
+        for i, view in enumerate(groups):
+            if not isinstance(view, View):
+                raise KvbmTypeError(f"views[{i}] is {a_type(view)}, expected a view")
+        groups.layers = tuple(
+            tuple(
+                as_count(layer, f"layers[{i}][{j}]", 0)
+                for j, layer in enumerate(listed(held, f"layers[{i}]", "a list of layers"))
+            )
+            for i, held in enumerate(listed(layers, "layers", "a list with the layers of each view"))
+        )
+        named_parts = ("kv",) * len(groups) if parts is None else listed(parts, "parts", "a list of names")
+        for i, part in enumerate(named_parts):
+            if not isinstance(part, str):
+                raise KvbmTypeError(f"parts[{i}] is {part!r}, expected a name")
+        groups.parts = tuple(named_parts)
         if not len(groups) == len(groups.layers) == len(groups.parts):
             raise KvbmValueError(
                 f"{len(groups)} views with layers for {len(groups.layers)} and parts for {len(groups.parts)}, "
@@ -59,10 +75,10 @@ class LayerGroups(tuple[BlockStack, ...]):
         return type(self)(views, self.layers, self.parts)
 
 
-def beside(rows: BlockStack, scales: BlockStack) -> LayerGroups:
+def beside(rows: BlockStack, scales: BlockStack, part: Part | None) -> LayerGroups:
     """Rows, and the scales that lie in memory of their own: for each block, layer, outer, token and head, one of each.
 
-    Raises KvbmValueError if they are not as many.
+    ``part`` is what both were made of. Raises KvbmValueError if they are not as many.
     """
     counts = [
         (len(view), *(getattr(view.shape, symbol) for symbol in ("nl", "no", "nh", "nt"))) for view in (rows, scales)
@@ -71,57 +87,91 @@ def beside(rows: BlockStack, scales: BlockStack) -> LayerGroups:
         texts = [f"{counted(n, 'block')} of nl={nl} no={no} nh={nh} nt={nt}" for n, nl, no, nh, nt in counts]
         raise KvbmValueError(f"scales has {texts[1]}, expected the {texts[0]} of what they scale")
     layers = range(rows.shape.nl)
-    return LayerGroups((rows, scales), (layers, layers), ("kv", "scales"))
+    parts = ("kv", "scales") if part is None else (part, f"{part}_scales")
+    return LayerGroups((rows, scales), (layers, layers), parts)
 
 
 def layer_groups(
-    adapter: Callable[..., BlockStack],
-    tensors: Mapping[Any, Any] | Sequence[Any],
+    adapter: Callable[..., BlockStack | LayerGroups],
+    tensors: LayerTensors,
     *,
+    groups: Sequence[Sequence[SupportsIndex]] | None = None,
+    part: Part | None = None,
     parts: Sequence[str] = (),
     per_layer: Mapping[str, Sequence[Any]] | None = None,
     **arguments: Any,
 ) -> LayerGroups:
-    """The views of a cache whose layers, or whose K and V, differ in the shape of their rows.
+    """The views of a cache whose layers, or whose K and V, differ: in the shape of their rows, or in their blocks.
 
     ``adapter`` is one of the functions of this package that take an entry of ``tensors`` for each layer, and is called
-    with ``arguments``. Layers whose blocks come out alike, and as many, are one view, in the order of the model; views
-    are in the order of their first layers, so that the same model gives the same groups with every engine.
-    ``per_layer`` are arguments with a value for each layer. ``parts=("k", "v")`` makes K and V views of their own.
+    with ``arguments``. ``groups`` are the layers that go together, each layer in one of them: those that an engine has
+    a block table for, such as layers with a window and layers without. They are views in that order. Without it layers
+    whose blocks come out alike, and as many, are one view, in the order of the model, and views are in the order of
+    their first layers; so layers that differ in their block table alone are not told apart.
 
-    Raises what the adapter raises, and KvbmValueError for a ``per_layer`` argument without a value for each layer.
+    ``part`` is K or V alone, and ``parts=("k", "v")`` makes K and V views of their own, the groups of K first.
+    ``per_layer`` are arguments with a value for each layer. ``scales`` may be tensors where the adapter takes them, an
+    entry for each layer: behind the view of each group's rows comes that of its scales.
+
+    Raises what the adapter raises, KvbmValueError and KvbmIndexError for groups without every layer once, and
+    KvbmTypeError and KvbmValueError for a ``per_layer`` argument without a plain value for each layer.
     """
+    if not callable(adapter):
+        raise KvbmTypeError(f"adapter is {a_type(adapter)}, expected a function such as from_vllm")
     # Under the names they have here, so that errors do not count within a group.
-    entries = list(tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors))
+    entries = _entries(tensors, "tensors")
+    count = len(entries)
     if not entries:
         raise KvbmValueError("tensors has 0 entries, expected one for each layer")
-    own = {name: list(values) for name, values in (per_layer or {}).items()}
-    for name, values in own.items():
-        if len(values) != len(entries):
-            raise KvbmValueError(
-                f"per_layer[{name!r}] has {counted(len(values), 'value')}, expected one for each of "
-                f"{counted(len(entries), 'layer')}"
-            )
+    own = as_values(per_layer, arguments, count)
+    scales = arguments.pop("scales") if isinstance(arguments.get("scales"), Mapping | list | tuple) else None
+    scale_entries = None if scales is None else _entries(scales, "scales")
+    if scale_entries is not None and len(scale_entries) != count:
+        found = counted(len(scale_entries), "entry", "entries")
+        raise KvbmValueError(f"scales has {found}, expected one for each of {counted(count, 'layer')}")
 
-    def call(layers: Sequence[int], part: str | None) -> BlockStack:
-        keywords = dict(arguments) if part is None else {**arguments, "part": part}
-        for name, values in own.items():
-            keywords[name] = values[layers[0]]
-        view = adapter(dict(entries[layer] for layer in layers), **keywords)
-        if not isinstance(view, BlockStack):
-            raise KvbmTypeError(f"the adapter returned a {type(view).__name__}, expected a BlockStack")
-        return view
+    def call(layers: Sequence[int], of: str | None) -> list[tuple[BlockStack, str]]:
+        keywords = dict(arguments) if of is None else {**arguments, "part": of}
+        keywords.update({name: values[layers[0]] for name, values in own.items()})
+        if scale_entries is not None:
+            keywords["scales"] = dict(scale_entries[layer] for layer in layers)
+        made = adapter(dict(entries[layer] for layer in layers), **keywords)
+        if isinstance(made, LayerGroups):
+            return list(zip(made, made.parts, strict=True))
+        if not isinstance(made, BlockStack):
+            raise KvbmTypeError(f"the adapter returned {a_type(made)}, expected a BlockStack")
+        return [(made, of or "kv")]
 
+    together = None if groups is None else as_groups(groups, own, count)
     views: list[BlockStack] = []
     held: list[tuple[int, ...]] = []
     kinds: list[str] = []
-    for part in parts or (None,):
+    for of in _chosen(part, parts):
         alike: dict[Any, list[int]] = {}
-        for layer in range(len(entries)):
-            view = call([layer], part)
-            alike.setdefault((view.shape, len(view), *(values[layer] for values in own.values())), []).append(layer)
-        for layers in alike.values():
-            views.append(call(layers, part))
-            held.append(tuple(layers))
-            kinds.append(part or "kv")
+        for layer in range(count) if together is None else ():
+            forms = [(view.shape, len(view)) for view, _ in call([layer], of)]
+            alike.setdefault((*forms, *(values[layer] for values in own.values())), []).append(layer)
+        for layers in together or alike.values():
+            for view, kind in call(layers, of):
+                views.append(view)
+                held.append(tuple(layers))
+                kinds.append(kind)
     return LayerGroups(views, held, kinds)
+
+
+def _entries(tensors: Any, name: str) -> list[tuple[Any, Any]]:
+    if isinstance(tensors, Mapping):
+        return list(tensors.items())
+    return list(enumerate(listed(tensors, name, "a list or dict with an entry for each layer")))
+
+
+def _chosen(part: Part | None, parts: Sequence[str]) -> Sequence[str | None]:
+    names = listed(parts, "parts", 'a list, such as ("k", "v")')
+    if part is not None:
+        place_of(part)
+        if names:
+            raise KvbmValueError(f"part is {part!r} and parts {names!r}, expected one of them")
+        return [part]
+    for i, each in enumerate(names):
+        place_of(each, f"parts[{i}]")
+    return names or [None]

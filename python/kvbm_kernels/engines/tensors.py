@@ -303,12 +303,12 @@ class Tensors:
         self.fail("has rows that overlap each other, or those of another tensor: a copy to them would corrupt them")
 
 
-def place_of(part: Part) -> int:
-    """Which of K and V a part is, 0 or 1. Raises KvbmValueError for another name."""
+def place_of(part: Part, name: str = "part") -> int:
+    """Which of K and V a part is, 0 or 1. Raises KvbmTypeError and KvbmValueError for another name."""
     if not isinstance(part, str):
-        raise KvbmTypeError(f'part is {part!r}, expected "k" or "v", or None for both')
+        raise KvbmTypeError(f'{name} is {part!r}, expected "k" or "v", or None for both')
     if part not in ("k", "v"):
-        raise KvbmValueError(f'part is {part!r}, expected "k" or "v", or None for both')
+        raise KvbmValueError(f'{name} is {part!r}, expected "k" or "v", or None for both')
     return int(part == "v")
 
 

@@ -1,0 +1,100 @@
+"""What is said of each layer: which layers go together, and arguments with a value for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kvbm_kernels._wording import a_type, counted
+from kvbm_kernels.errors import KvbmIndexError, KvbmTypeError, KvbmValueError
+from kvbm_kernels.layouts import as_count, as_integer
+
+
+def listed(values: Any, name: str, what: str) -> list[Any]:
+    """The items of what has an order. Raises KvbmTypeError, saying what was expected, for all else."""
+    has_order = isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping | set | frozenset)
+    try:
+        return list(values if has_order else None)  # type: ignore[arg-type]
+    except TypeError:
+        raise KvbmTypeError(f"{name} is {a_type(values)}, expected {what}") from None
+
+
+def as_values(per_layer: Any, arguments: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
+    """The arguments of an adapter that have a value for each layer, plain values that compare as a whole.
+
+    Raises KvbmTypeError for other values, and KvbmValueError for a wrong number of them and for arguments that are
+    given for all layers, too, or as ``part`` is.
+    """
+    if per_layer is None:
+        return {}
+    if not isinstance(per_layer, Mapping):
+        raise KvbmTypeError(f"per_layer is {a_type(per_layer)}, expected a dict")
+    own: dict[str, list[Any]] = {}
+    for name, values in per_layer.items():
+        label = f"per_layer[{name!r}]"
+        if name in ("part", "parts"):
+            raise KvbmValueError(f"{label} is given, expected part or parts, which are the same for all layers")
+        if name in arguments:
+            raise KvbmValueError(f"{label} is given and so is {name}, expected one of them")
+        own[name] = [
+            _plain(value, f"{label}[{i}]")
+            for i, value in enumerate(listed(values, label, "a list with a value for each layer"))
+        ]
+        if len(own[name]) != count:
+            raise KvbmValueError(
+                f"{label} has {counted(len(own[name]), 'value')}, expected one for each of {counted(count, 'layer')}"
+            )
+    return own
+
+
+def as_groups(groups: Any, own: Mapping[str, Sequence[Any]], count: int) -> list[list[int]]:
+    """The layers of each group, every one of ``count`` layers once.
+
+    Raises KvbmTypeError for what are no lists of integers, KvbmIndexError for a layer that there is not, and
+    KvbmValueError for one that is in no group or in two, and for groups whose layers have not the same ``own`` values.
+    """
+    found: dict[int, int] = {}
+    together: list[list[int]] = []
+    for i, group in enumerate(listed(groups, "groups", "a list with the layers of each group")):
+        name = f"groups[{i}]"
+        layers = [as_count(layer, f"{name}[{j}]", 0) for j, layer in enumerate(listed(group, name, "a list of layers"))]
+        if not layers:
+            raise KvbmValueError(f"{name} has no layers, expected at least 1")
+        for j, layer in enumerate(layers):
+            if layer >= count:
+                raise KvbmIndexError(f"{name}[{j}] is {layer}, expected 0 to {count - 1}")
+            if layer in found:
+                raise KvbmValueError(f"{name}[{j}] is {layer}, which is in groups[{found[layer]}] already")
+            found[layer] = i
+            for argument, values in own.items():
+                first = layers[0]
+                if values[layer] != values[first]:
+                    raise KvbmValueError(
+                        f"per_layer[{argument!r}] is {values[first]!r} for layer {first} and {values[layer]!r} for "
+                        f"layer {layer}, expected the same for all of {name}"
+                    )
+        together.append(layers)
+    missing = next((layer for layer in range(count) if layer not in found), None)
+    if missing is not None:
+        raise KvbmValueError(f"groups has no layer {missing}, expected each of {counted(count, 'layer')} in one group")
+    return together
+
+
+def _plain(value: Any, name: str) -> Any:
+    # Members of an enumeration are integers and have to stay what they are.
+    if value is None or isinstance(value, int | str):
+        return value
+    number = as_integer(value)
+    if number is not None:
+        return number
+    # Arrays, of which some have a hash, do not compare as a whole.
+    is_array = hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+    try:
+        hash(None if is_array else value)
+    except TypeError:
+        is_array = True
+    if is_array:
+        of_scales = name.startswith("per_layer['scales']")
+        hint = "; tensors are given as scales, an entry for each layer" if of_scales else ""
+        raise KvbmTypeError(f"{name} is {a_type(value)}, expected a plain value{hint}")
+    return value
