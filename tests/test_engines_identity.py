@@ -156,6 +156,23 @@ class TestPieces:
             view[[0]]
         assert len(view[[1]]) == 4
 
+    def test_ids_that_there_are_not_are_told_in_the_engines_numbers(self, rng):
+        view = self.view(rng, "BHNC")
+        with pytest.raises(IndexError, match="block id 5, expected 1 to 4: those below are reserved$"):
+            view[[1, 5]]
+        with pytest.raises(IndexError, match="block id 4, expected 0 to 3: the view has 4 blocks$"):
+            view[[1, 2]][4]
+        empty = engines.from_vllm(
+            np.zeros((1, 1, 2, 8, 16), np.uint16), layout="LBHNC", block_size=8, num_kv_heads=2, no=1, dtype="bf16"
+        )
+        with pytest.raises(IndexError, match="block id 1, expected none: all blocks are reserved$"):
+            empty[1]
+
+    @pytest.mark.parametrize("step", ["a", 1.5, object()])
+    def test_slices_are_of_integers(self, rng, step):
+        with pytest.raises(kk.KvbmTypeError, match="block ids are slice.*, expected a slice of integers"):
+            self.view(rng, "BHNC")[::step]
+
 
 class TestSplitBlocks:
     @pytest.mark.parametrize("made", ["universal", "operational", "list", "stack"])

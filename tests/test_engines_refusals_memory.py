@@ -110,8 +110,22 @@ class TestAliasing:
 
     def test_groups_that_lie_over_each_other(self):
         pool = zeros(2 * B, 2, N, H, D)
-        with raises(ValueError, "has rows that overlap each other, or those of another tensor"):
+        with raises(ValueError, r"kv_caches\[1\] of shape .* has rows that overlap those of kv_caches\[0\]: a copy"):
             vllm([pool[:B], pool[1 : B + 1]], layout="blocks_first", block_size=N)
+        with raises(ValueError, r"kv_caches\['c'\] of shape .* has rows that overlap those of kv_caches\['b'\]"):
+            caches = {"a": zeros(B, 2, N, H, D), "b": pool[:B], "c": pool[1 : B + 1]}
+            vllm(caches, layout="blocks_first", block_size=N)
+        # Of layers that lie between each other, the spans of all meet.
+        rows = zeros(B, 4, 2, N, H, D)
+        late = np.lib.stride_tricks.as_strided(
+            rows.reshape(-1)[rows[0, 2].size * 2 + D :], rows[:, 2].shape, rows[:, 2].strides
+        )
+        with raises(ValueError, r"kv_caches\[2\] of shape .* has rows that overlap those of kv_caches\[1\]"):
+            vllm([rows[:, 0], rows[:, 2], late], layout="blocks_first", block_size=N)
+        objects = zeros(3, 2, L, 2 * N, H * D)
+        late = objects.reshape(-1)[D : D + objects[0].size].reshape(objects[0].shape)
+        with raises(ValueError, r"objects\[2\] of shape .* has rows that overlap those of objects\[0\]"):
+            from_lmcache([objects[0], objects[2], late], fmt="KV_2LTD", block_size=N, num_kv_heads=H)
 
     def test_tokens_repeated_by_a_stride_of_zero(self):
         k, v = (np.broadcast_to(zeros(1, H, 1, D), (1, H, N, D)) for _ in "kv")

@@ -6,6 +6,7 @@ import numpy as np
 
 from engine_zeros import B, D, H, L, N, layers, raises, vllm, zeros
 from kvbm_kernels.engines import (
+    LayerGroups,
     from_flashinfer,
     from_llama_cpp,
     from_lmcache,
@@ -70,6 +71,110 @@ class TestShapes:
         view = from_sglang([(zeros(N, H, D), zeros(N, H, D))], layout="NHD", page_size=N)
         assert (len(view), view.num_blocks) == (0, 1)
         assert len(from_flashinfer(layers(0, 2, N, H, D), layout="NHD", page_size=N)) == 0
+
+    def test_dimensions_of_none_at_all(self):
+        """All but blocks, or the tokens they are made of, have to be at least one."""
+        of = {"num_kv_heads": H, "tokens_per_block": N}
+        for call, message in (
+            (lambda: vllm(layers(B, 2, N, H, 0), layout="blocks_first", block_size=N), r"kv_caches\[0\] .* but num_b"),
+            (
+                lambda: vllm(layers(B, H, N, 0), layout="packed", block_size=N, no=1),
+                r"kv_caches\[0\] has shape .*, 0\]",
+            ),
+            (lambda: from_tensorrt_llm(zeros(B, L, 2, 0), layout="HND", **of), r"pool has shape \[4, 2, 2, 0\]"),
+            (lambda: from_tensorrt_llm(zeros(B, L, 0, N), layout="HND", **of), r"pool has shape \[4, 2, 0, 8\]"),
+            (lambda: from_tensorrt_llm(zeros(B, 0, 2, N), layout="HND", **of), r"pool has shape \[4, 0, 2, 8\]"),
+            (
+                lambda: from_lmcache(zeros(2, 3, N, 0), fmt="KV_2LTD", block_size=N, num_kv_heads=H),
+                r"objects\[0\] has shape \[2, 3, 8, 0\] .* but slots",
+            ),
+            (
+                lambda: from_lmcache(zeros(0, 3, N, H), fmt="KV_2LTD", block_size=N, num_kv_heads=H),
+                r"objects\[0\] has shape \[0, 3, 8, 3\]",
+            ),
+            (
+                lambda: from_llama_cpp([(zeros(N, 0), zeros(N, 0))], v_trans=False, num_kv_heads=H),
+                r"layers\[0\]\[0\] has shape \[8, 0\]",
+            ),
+            (
+                lambda: from_sglang(zeros(B, 0, L, 2, N, H, D), layout="page_unified", page_size=N),
+                r"buffers has shape \[4, 0,",
+            ),
+            (
+                lambda: from_transformers([(zeros(0, H, N, D), zeros(0, H, N, D))], block_size=N, sequence=0),
+                r"layers\[0\]\[0\] has shape \[0, 3, 8, 6\]",
+            ),
+        ):
+            with raises(ValueError, f"{message}.*"):
+                call()
+            with raises(ValueError, "expected no dimension of 0 but (num_blocks|slots)$"):
+                call()
+        assert len(from_transformers([(zeros(1, H, 0, D), zeros(1, H, 0, D))], block_size=N)) == 0
+
+    def test_advice_is_what_can_be_done(self):
+        uneven = {"num_kv_heads": H, "block_size": N, "head_size": 6, "head_size_v": 4, "no": 2}
+        with raises(ValueError, r"view each, and layer_groups\(\.\.\., parts=\(\"k\", \"v\"\)\) makes both$"):
+            vllm(layers(B, H, N, 10), layout="packed", **uneven)
+        objects = zeros(1, L, N, H * 10)
+        message = 'part="k" and part="v" are a view each, which LayerGroups puts together$'
+        with raises(ValueError, message):
+            from_lmcache(objects, fmt="KV_2LTD", **uneven)
+        buffer = {"layout": "LBNHC", "num_layers": L, "num_blocks": B, "dtype": "fp16", **uneven}
+        memory = zeros(L * B * N * H * 10)
+        with raises(ValueError, message):
+            from_vllm_buffer(memory, **buffer)
+        for call in (
+            lambda part: from_lmcache(objects, fmt="KV_2LTD", part=part, **uneven),
+            lambda part: from_vllm_buffer(memory, part=part, **buffer),
+        ):
+            groups = LayerGroups([call("k"), call("v")], [range(L)] * 2, ["k", "v"])
+            assert [view.shape.hd for view in groups] == [6, 4]
+        chunks = [zeros(2, L, 4 * N, H * D), zeros(2, L, 2 * N, H * D)]
+        with raises(
+            ValueError, r"objects\[1\] has shape .* of objects\[0\]: .* alike, and a shorter one is a call of its own$"
+        ):
+            from_lmcache(chunks, fmt="KV_2LTD", block_size=N, num_kv_heads=H)
+        with raises(ValueError, r"blocks of one view have one shape; layer_groups\(\) makes a view for each kind"):
+            vllm([zeros(B, 2, N, H, D), zeros(B, 2, N, H, 2 * D)], layout="blocks_first", block_size=N)
+
+    def test_types_of_rows_and_of_scales(self):
+        """What the argument dtype can say is asked for where there is one, of integers."""
+        for dtype, message in (
+            (np.uint16, "does not say what its 16 bits are: give dtype$"),
+            (
+                np.complex64,
+                "has dtype complex64, expected one of f16, .*, uint8, or integers with the bits of one, and",
+            ),
+            (np.bool_, "has dtype bool, expected one of f16"),
+            (">f2", "has dtype >f2, expected one of f16"),
+        ):
+            with raises(TypeError, rf"kv_caches\[0\] .*{message}"):
+                vllm(layers(B, 2, N, H, D, dtype=dtype), layout="blocks_first", block_size=N)
+        rows = [tuple(zeros(2, B * N, H, D, dtype=np.uint8))]
+        scales = zeros(2, B * N, H, dtype=np.uint16)
+        with raises(
+            TypeError,
+            r"scales\[0\]\[0\] has dtype uint16, expected one of f16, .*; scales of another type are given as b",
+        ):
+            from_sglang(rows, layout="NHD", page_size=N, scales=[tuple(scales)])
+        as_bytes = from_sglang(rows, layout="NHD", page_size=N, scales=[tuple(scales.view(np.uint8))])
+        assert as_bytes[1].shape.row_nbytes == 2
+
+    def test_names(self):
+        with raises(TypeError, "name is 3, expected a string"):
+            vllm(layers(B, 2, N, H, D), layout="blocks_first", block_size=N, name=3)
+        with raises(TypeError, "name is None, expected a string"):
+            from_vllm_buffer(
+                zeros(96 * B), layout="LBNHC", num_layers=1, num_blocks=1, num_kv_heads=1, block_size=1, head_size=1,
+                dtype="fp16", no=1, name=None,
+            )  # fmt: skip
+
+    def test_a_region_is_named_as_it_was_given(self):
+        region = zeros(B, 1152, dtype=np.uint8)
+        with raises(ValueError, r"pool of shape \[4, 1152\] and strides \[1152, 1\] has 576 elements a block"):
+            from_tensorrt_llm(
+                region, layout="HND", num_kv_heads=H, tokens_per_block=N, num_layers=5, no=2, dtype="fp16"
+            )
 
     def test_lists(self):
         one = zeros(B, 2, N, H, D)

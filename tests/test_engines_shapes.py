@@ -200,7 +200,7 @@ class TestLayersOfSeveralKinds:
     def test_without_groups_the_layer_is_named(self, kv):
         pairs = [[np.ascontiguousarray(layer[:, o]).reshape(64, *layer.shape[3:]) for o in range(2)] for layer in kv]
         with pytest.raises(
-            ValueError, match=r"buffers\[2\]\[0\] has shape \[64, 4, 512\] .* layer_groups\(\) makes one"
+            ValueError, match=r"buffers\[2\]\[0\] has shape \[64, 4, 512\] .* layer_groups\(\) makes a view"
         ):
             from_sglang(pairs, layout="NHD", page_size=16, dtype="bf16")
 

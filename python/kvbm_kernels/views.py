@@ -147,7 +147,8 @@ def _as_range(what: str, start: SupportsIndex, stop: SupportsIndex, count: int) 
     return first, end
 
 
-def as_block_ids(ids: Any, count: int) -> Addresses:
+def as_block_ids(ids: Any, count: int, num_reserved: int = 0) -> Addresses:
+    """Block ids below ``count``, of which those below ``num_reserved`` are left to the caller to refuse."""
     if isinstance(ids, slice):
         try:
             return np.arange(*ids.indices(count), dtype=np.int64)
@@ -158,7 +159,11 @@ def as_block_ids(ids: Any, count: int) -> Addresses:
     found = _ids_of_numbers(ids) if isinstance(ids, list | tuple | range) else _ids_of_array(ids)
     if found.size and (found.min() < 0 or found.max() >= count):
         wrong = found[(found < 0) | (found >= count)][0]
-        expected = f"0 to {count - 1}: the view has {count} blocks" if count else "none: the view has no blocks"
+        if count <= num_reserved:
+            expected = "none: all blocks are reserved" if num_reserved else "none: the view has no blocks"
+        else:
+            why = "those below are reserved" if num_reserved else f"the view has {counted(count, 'block')}"
+            expected = f"{num_reserved} to {count - 1}: {why}"
         raise KvbmIndexError(f"block id {wrong}, expected {expected}")
     # A copy even so, for the caller's table may change later.
     return found.astype(np.int64)

@@ -10,7 +10,7 @@ from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.blocks import BlockStack
 from kvbm_kernels.errors import KvbmIndexError, KvbmTypeError, KvbmValueError
 from kvbm_kernels.geometry import Geometry
-from kvbm_kernels.layouts import BlockShape, as_count, resized
+from kvbm_kernels.layouts import BlockShape, as_count, as_integer, resized
 from kvbm_kernels.views import BlockIds, View, as_block_ids
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ class EngineBlocks(BlockStack):
 
     def __getitem__(self, ids: SupportsIndex | slice | BlockIds) -> Self:
         """Only some blocks, by the engine's ids; a slice from the start begins behind the reserved ones."""
-        if isinstance(ids, slice) and ids.start is None and (ids.step is None or ids.step > 0):
+        if isinstance(ids, slice) and ids.start is None and (ids.step is None or (as_integer(ids.step) or 0) > 0):
             ids = slice(self.num_reserved, ids.stop, ids.step)
-        found = as_block_ids(ids, self.num_blocks)
+        found = as_block_ids(ids, self.num_blocks, self.num_reserved)
         if found.size and found.min() < self.num_reserved:
             raise KvbmIndexError(
                 f"block id {found[found < self.num_reserved][0]} is reserved and holds no sequence, "

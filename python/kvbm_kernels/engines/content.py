@@ -63,9 +63,11 @@ def read_content(
         tensors.split("c", "o", "d", k)
         tensors.choose(part)
     elif part is None:
+        of_layers = list(tensors.lists) == ["l"]
+        both = 'and layer_groups(..., parts=("k", "v")) makes both' if of_layers else "which LayerGroups puts together"
         raise KvbmValueError(
             f'K has rows of {k} elements and V of {v}, which are no one view: part="k" and part="v" are a view each, '
-            'and layer_groups(..., parts=("k", "v")) makes both'
+            f"{both}"
         )
     else:
         tensors.narrow("c", *((0, k), (k, v))[place_of(part)])

@@ -73,7 +73,7 @@ def from_flashinfer(
     if scales is None or isinstance(scales, str):
         return tensors.blocks(dtype, scales)  # type: ignore[arg-type]
     own = _tensors(scales, layout, tokens, part, "scales")
-    return beside(tensors.blocks(dtype, "constant"), own.blocks(None, "constant"), part)
+    return beside(tensors.blocks(dtype, "constant"), own.scale_blocks(), part)
 
 
 def _tensors(kv_caches: LayerTensors, layout: str, tokens: int, part: Part | None, name: str) -> Tensors:

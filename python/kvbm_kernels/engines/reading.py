@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvbm_kernels._wording import a_type, counted
@@ -25,6 +25,7 @@ def read(tensors: Any, axes: str, name: str, part: Part | None = None, **known: 
 
     Raises KvbmTypeError for what is no list or no array, and KvbmValueError for lists and shapes other than these.
     """
+    _check_name(name)
     *levels, last = axes.split("/")
     entries, names, counts = [tensors], [name], {}
     for level in levels:
@@ -47,8 +48,9 @@ def read(tensors: Any, axes: str, name: str, part: Part | None = None, **known: 
     ):
         written = [", ".join(text for text, _ in _expected(each, known)) for each in choices]
         raise KvbmValueError(f"{names[0]} {placed(first)}, expected [{'] or ['.join(written)}]")
+    _check_extents(letters, first, names[0])
     for array, label in zip(arrays, names, strict=True):
-        _check_alike(array.form, first, label, names[0])
+        _check_alike(array.form, first, label, names[0], _hint_of(levels))
     shape = {
         letter: Axis(*each) for letter, each in zip(letters, zip(first.shape, first.strides, strict=True), strict=True)
     }
@@ -62,6 +64,7 @@ def flat(buffer: Any, name: str, axes: Mapping[str, Axis], dtype: DType, offset:
     Raises KvbmTypeError for an array that is neither of bytes nor of this type, and KvbmValueError for one that is not
     contiguous, or too small for them.
     """
+    _check_name(name)
     array = _described(buffer, name)
     form = array.form
     if not is_bytes(form.element) and not holds(form.element, dtype):
@@ -155,7 +158,28 @@ def _expected(letters: str, known: Mapping[str, int | None]) -> list[tuple[str, 
     return dims
 
 
-def _check_alike(form: Form, first: Form, label: str, first_label: str) -> None:
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise KvbmTypeError(f"name is {name!r}, expected a string")
+
+
+def _check_extents(letters: str, form: Form, label: str) -> None:
+    """Refuse dimensions of 0: only blocks, or the tokens they are made of, may be none at all."""
+    for letter, extent in zip(letters, form.shape, strict=True):
+        if not extent and letter not in "bs":
+            free = next((SYMBOLS[each] for each in letters if each in "bs"), "")
+            raise KvbmValueError(f"{label} {placed(form)}, expected no dimension of 0{free and ' but ' + free}")
+
+
+def _hint_of(levels: Sequence[str]) -> str:
+    """What to do with tensors in such lists that have not one shape."""
+    if "k" in levels:
+        return "the objects of one call are alike, and a shorter one is a call of its own"
+    parts = 'part="k" and part="v" are a view each, and ' if "o" in levels else ""
+    return f"blocks of one view have one shape; {parts}layer_groups() makes a view for each kind of layer"
+
+
+def _check_alike(form: Form, first: Form, label: str, first_label: str, hint: str) -> None:
     if form == first:
         return
     if form.element != first.element:
@@ -163,10 +187,7 @@ def _check_alike(form: Form, first: Form, label: str, first_label: str) -> None:
             f"{label} has dtype {form.element.name}, expected the {first.element.name} of {first_label}"
         )
     if form.shape != first.shape:
-        raise KvbmValueError(
-            f"{label} {placed(form)}, expected the shape {list(first.shape)} of {first_label}: blocks of one "
-            'view have one shape; part="k" and part="v" are a view each, and layer_groups() makes one for each kind'
-        )
+        raise KvbmValueError(f"{label} {placed(form)}, expected the shape {list(first.shape)} of {first_label}: {hint}")
     steps = [(a, b) for a, b, extent in zip(form.strides, first.strides, form.shape, strict=True) if extent > 1]
     if any(a != b for a, b in steps):
         raise KvbmValueError(f"{label} {placed(form)}, expected the strides {in_elements(first)} of {first_label}")

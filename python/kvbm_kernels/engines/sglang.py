@@ -110,7 +110,7 @@ def from_sglang(
     own.split_heads(tensors.extent("h"))
     own.split("s", "b", "t", tokens)
     rows = tensors.blocks(dtype, "constant", num_reserved=num_reserved)
-    return beside(rows, own.blocks(None, "constant", num_reserved=num_reserved), part)
+    return beside(rows, own.scale_blocks(num_reserved=num_reserved), part)
 
 
 def _on_device(buffers: Any, layout: str, part: Part | None, tokens: int, name: str) -> Tensors:

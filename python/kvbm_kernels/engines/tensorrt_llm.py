@@ -84,7 +84,7 @@ def from_tensorrt_llm(
     if scales is None or isinstance(scales, str):
         return tensors.blocks(dtype, scales)  # type: ignore[arg-type]
     own = _tensors(scales, layout, *sizes, "uint8", "scales")
-    return beside(tensors.blocks(dtype, "constant"), own.blocks(None, "constant"), part)
+    return beside(tensors.blocks(dtype, "constant"), own.scale_blocks(), part)
 
 
 def _tensors(

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, NoReturn, SupportsIndex, TypeAlias
 
+import numpy as np
+
 from kvbm_kernels._wording import counted
 from kvbm_kernels.arrays import Array, Form
-from kvbm_kernels.dtypes import DType, DTypeLike, as_dtype, dtype_of, element_of, holds
+from kvbm_kernels.dtypes import DType, DTypeLike, as_dtype, dtype_of, element_of, holds, is_raw
 from kvbm_kernels.engines.blocks import EngineBlocks
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
-from kvbm_kernels.geometry import PerIndex
+from kvbm_kernels.geometry import Geometry, PerIndex
 from kvbm_kernels.layouts import BlockShape, as_count
-from kvbm_kernels.overlap import rows_collide
+from kvbm_kernels.overlap import first_sharing, rows_collide
 
 LayerTensors: TypeAlias = Mapping[Any, Any] | Sequence[Any]
 Part: TypeAlias = Literal["k", "v"]
@@ -35,6 +37,7 @@ SYMBOLS = {
     "n": "sequences",
     "1": "1",
 }
+_ACCEPTED = ", ".join(map(str, DType))
 # What may have gaps behind it, and so may what lies outside of it.
 _LOOSE = frozenset("kblsn")
 
@@ -73,6 +76,8 @@ class Tensors:
         chosen: str = "",
     ) -> None:
         self.arrays = arrays
+        # As they were given, for errors.
+        self.forms = [array.form for array in arrays]
         self.names = names
         self.lists = lists
         self.axes = axes
@@ -101,7 +106,7 @@ class Tensors:
 
     def fail(self, problem: str, i: int = 0) -> NoReturn:
         """Raise a KvbmValueError that names a tensor, its shape and its strides."""
-        form = self.arrays[i].form
+        form = self.forms[i]
         raise KvbmValueError(f"{self.names[i]} of shape {list(form.shape)} and strides {in_elements(form)} {problem}")
 
     def split(self, letter: str, outer: str, inner: str, count: int) -> None:
@@ -217,9 +222,19 @@ class Tensors:
             self.lists.get("k", 1) * len(starts),
         )
         if rows_collide(view.geometry):
-            self._refuse_shared(view)
+            self._refuse_shared(arrays, names, axes, shape.row_nbytes)
         view._reserve(num_reserved, pieces)
         return view
+
+    def scale_blocks(self, *, num_reserved: int = 0) -> EngineBlocks:
+        """The view of scales that lie in memory of their own. Raises as blocks() does."""
+        element = self.arrays[0].form.element
+        if dtype_of(element) is None:
+            raise KvbmTypeError(
+                f"{self.names[0]} has dtype {element.name}, expected one of {_ACCEPTED}; scales of another type are "
+                "given as bytes"
+            )
+        return self.blocks(None, "constant", num_reserved=num_reserved)
 
     def _has_order(self, order: str, gaps: bool) -> bool:
         axes = dict(self.axes)
@@ -255,12 +270,17 @@ class Tensors:
         element = self.arrays[0].form.element
         if dtype is None:
             found = dtype_of(element)
-            if found is None:
+            if found is not None:
+                return found
+            if is_raw(element):
                 raise KvbmTypeError(
                     f"{self.names[0]} has dtype {element.name}, which does not say what its {8 * element.itemsize} "
                     "bits are: give dtype"
                 )
-            return found
+            raise KvbmTypeError(
+                f"{self.names[0]} has dtype {element.name}, expected one of {_ACCEPTED}, or integers with the bits of "
+                "one, and dtype"
+            )
         wanted = as_dtype(dtype)
         if not holds(element, wanted):
             raise KvbmTypeError(f"{self.names[0]} has dtype {element.name}, expected one that holds {wanted!s}")
@@ -290,7 +310,10 @@ class Tensors:
                     names.append(self.names[i])
         return arrays, names
 
-    def _refuse_shared(self, view: EngineBlocks) -> NoReturn:
+    def _refuse_shared(
+        self, arrays: Sequence[Array], names: Sequence[str], axes: Mapping[str, Axis], row_nbytes: int
+    ) -> NoReturn:
+        """Say which tensors, of these dimensions, share memory."""
         order = sorted(range(len(self.arrays)), key=lambda i: self.arrays[i].address)
         for i, k in pairwise(order):
             if self.arrays[i].address == self.arrays[k].address:
@@ -300,7 +323,14 @@ class Tensors:
                     "each other, cannot be in one view, which would write it twice",
                     second,
                 )
-        self.fail("has rows that overlap each other, or those of another tensor: a copy to them would corrupt them")
+        strides = PerIndex(*(axes[letter].stride if letter in axes else 0 for letter in "bloth"))
+        extents = PerIndex(*(axes[letter].extent if letter in axes else 1 for letter in "bloth"))
+        rows = [Geometry(np.array([each.address]), PerIndex(), strides, extents, row_nbytes) for each in arrays]
+        if rows_collide(rows[0]):
+            self.fail("has rows that overlap each other: a copy to them would corrupt them")
+        met = first_sharing(rows, [])
+        first, second = (0, 0) if met is None else sorted(self.names.index(names[i]) for i in met[:2])
+        self.fail(f"has rows that overlap those of {self.names[first]}: a copy to them would corrupt them", second)
 
 
 def place_of(part: Part, name: str = "part") -> int:
