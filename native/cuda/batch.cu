@@ -7,6 +7,7 @@
 
 #include "engine.h"
 #include "launcher.h"
+#include "memory_map.h"
 #include "status.h"
 #include "tables.h"
 
@@ -33,26 +34,6 @@ bool can_read(const void *address) {
   const iovec to{&byte, 1}, from{const_cast<void *>(address), 1};
   return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1 || errno != EFAULT;
 }
-
-// Which allocation an address belongs to, asking the driver once an allocation.
-class MemoryMap {
- public:
-  explicit MemoryMap(const Driver &driver) : driver_(driver) {}
-
-  const Memory &find(uintptr_t address, size_t nbytes) {
-    if (last_->holds(address, nbytes)) return *last_;
-    // Allocations are spread over the slots by the 2 MiB in which the driver maps them.
-    last_ = &slots_[(address >> 21) % kSlots];
-    if (!last_->holds(address, nbytes)) *last_ = memory_at(driver_, address);
-    return *last_;
-  }
-
- private:
-  static constexpr size_t kSlots = 128;
-  const Driver &driver_;
-  Memory slots_[kSlots] = {};
-  Memory *last_ = slots_;
-};
 
 class Batch {
  public:

@@ -2,6 +2,7 @@
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstring>
 
 #include "emulated_grid.h"
@@ -47,7 +48,10 @@ CUresult memcpy_batch_async(CUdeviceptr *dst, CUdeviceptr *src, size_t *nbytes, 
   return CUDA_SUCCESS;
 }
 
+std::atomic<size_t> pointers_asked_about{0};
+
 CUresult pointer_get_attributes(unsigned count, CUpointer_attribute *names, void **values, CUdeviceptr pointer) {
+  ++pointers_asked_about;
   const emulated::Allocation found = emulated::find_allocation(pointer);
   const bool exists = found.nbytes != 0;
   for (unsigned i = 0; i < count; ++i) {
@@ -100,6 +104,8 @@ const struct {
 };
 
 }  // namespace
+
+size_t kvbm_emulated_pointers_asked_about() { return pointers_asked_about; }
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult *result) {

@@ -26,3 +26,6 @@ Allocation find_allocation(uintptr_t address);
 // For tests: memory of the device, or pinned host memory, and its end. Both are the process's own.
 KVBM_EMULATED_API void *kvbm_emulated_malloc(size_t nbytes, bool on_device);
 KVBM_EMULATED_API void kvbm_emulated_free(void *start);
+
+// How many times the driver was asked what a pointer is to.
+KVBM_EMULATED_API size_t kvbm_emulated_pointers_asked_about();
