@@ -341,8 +341,9 @@ typedef struct kvbm_kernels_view {
  *   operational  bases [num_blocks]: one buffer a block; layout_value is the order of its last dimension
  *   universal    bases [num_blocks]: one buffer a block
  *
- * view->bases points at the caller's table, which must live as long as the view is used. Returns 0, or 1 if a pointer
- * is NULL (whatever the sizes), layout_value is unknown, or a stride or table index does not fit.
+ * view->bases points at the caller's table, which must live as long as the view is used. A table of const pointers
+ * needs a cast; a source's rows are only read. Returns 0, or 1 if a pointer is NULL (whatever the sizes), layout_value
+ * is unknown, or a stride or table index does not fit.
  */
 KVBM_KERNELS_API int kvbm_kernels_block_stack_view(kvbm_kernels_view *view, void *const *bases, size_t num_blocks,
                                                    const kvbm_kernels_block_shape *shape, int layout_value);
@@ -365,9 +366,10 @@ typedef struct kvbm_kernels_copy_options {
 /*
  * Copy num_blocks blocks of the given shape from one view to another, on a stream.
  *
- * The rows must be in device or pinned host memory. The views, their tables and their ids are host memory and are read
- * before the call returns: nothing of them has to be uploaded or kept, and a captured graph replays with the addresses
- * of the capture. Otherwise as the functions above.
+ * The rows must be in device or pinned host memory. Where a side's first row is in ordinary host memory the call is an
+ * invalid value, unless the device reads such memory; of the other rows of the side that is taken on trust. The views,
+ * their tables and their ids are host memory and are read before the call returns: nothing of them has to be uploaded
+ * or kept, and a captured graph replays with the addresses of the capture. Otherwise as the functions above.
  *
  * Beyond the checks of all functions: ids outside [0, view->num_blocks), more blocks than a view without ids has, a
  * table index at or past num_bases, a NULL base that the call would use, strides and sizes that span more than 63 bits,

@@ -341,7 +341,7 @@ bool has_memcpy_batch_async() {
 
 int memcpy_batch(const char *fn, const Pieces &pieces, int mode, kvbm_kernels_stream_t stream, BatchReport *report) {
   const Driver &d = driver();
-  if (d.status) return fail(d.status, fn, "there is no usable CUDA driver");
+  if (d.status) return fail(d.status, fn, "there is no usable CUDA driver; the host functions need none");
   const StreamContext context(d, stream);
   if (context.status()) return fail(context.status(), fn, "the stream's device cannot be used");
   return run(fn, d, context, pieces, mode, stream, report);

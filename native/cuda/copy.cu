@@ -45,7 +45,7 @@ Place place_of(const Driver &driver, const Side &side, Tables tables) {
 
 int copy(const char *fn, const Plan &plan, Tables tables, int max_sms, kvbm_kernels_stream_t stream) {
   const Driver &d = driver();
-  if (d.status) return fail(d.status, fn, "there is no usable CUDA driver");
+  if (d.status) return fail(d.status, fn, "there is no usable CUDA driver; the host functions need none");
   const StreamContext context(d, stream);
   if (context.status()) return fail(context.status(), fn, "the stream's device cannot be used");
 

@@ -315,7 +315,7 @@ int check_places(const char *fn, const Driver &driver, const StreamContext &cont
 
 int move_rows(const char *fn, const TokenRows &call, kvbm_kernels_stream_t stream) {
   const Driver &d = driver();
-  if (d.status) return fail(d.status, fn, "there is no usable CUDA driver");
+  if (d.status) return fail(d.status, fn, "there is no usable CUDA driver; the host functions need none");
   const StreamContext context(d, stream);
   if (context.status()) return fail(context.status(), fn, "the stream's device cannot be used");
   if (int status = check_places(fn, d, context, call)) return status;
