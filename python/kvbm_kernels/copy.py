@@ -161,8 +161,16 @@ def mismatch(dst: View, src: View, dst_name: str, src_name: str) -> KvbmError | 
         return KvbmValueError(
             f"{dst_name} has {counted(len(dst), 'block')} and {src_name} {len(src)}, expected the same number"
         )
-    if dst.shape is src.shape or dst.shape == src.shape:
+    if dst.shape is src.shape:
         return None
+    if dst.shape == src.shape:
+        to, of = dst.shape.quantised, src.shape.quantised
+        if to is None or of is None or to == of:
+            return None
+        return KvbmValueError(
+            f"{dst_name} has quantised rows of {to!s} and {src_name} of {of!s}, expected the same: no value is "
+            "converted"
+        )
     if dst.shape.dtype is not src.shape.dtype:
         return KvbmTypeError(
             f"{dst_name} has dtype {dst.shape.dtype!s} and {src_name} {src.shape.dtype!s}, expected the same: "

@@ -28,7 +28,7 @@ from kvbm_kernels.kv_arrays import ArrayMaker
 from kvbm_kernels.kv_dtypes import KvDtypeLike, as_kv_dtype
 from kvbm_kernels.kv_quant import FLOATS, c_quantization, float_type, row_size, scale_offset
 from kvbm_kernels.kv_tables import TokenMap, joined
-from kvbm_kernels.layouts import BlockShape, Layout, as_count, as_integer
+from kvbm_kernels.layouts import BlockShape, Layout, QuantisedRow, as_count, as_integer, quantised
 from kvbm_kernels.overlap import share_bytes
 from kvbm_kernels.streams import StreamLike, as_handle, launch
 
@@ -81,6 +81,13 @@ class RowSpec(NamedTuple):
             return self.head_dim, self.v_head_dim
         return row_size(self.head_dim, self.scale), row_size(self.v_head_dim, self.scale)
 
+    @property
+    def quantised(self) -> tuple[QuantisedRow | None, QuantisedRow | None]:
+        """What the bytes of a row of K and of V are, if they are quantised."""
+        if self.scale is None:
+            return None, None
+        return QuantisedRow(self.head_dim, self.scale), QuantisedRow(self.v_head_dim, self.scale)
+
     def given_dtype(self, dtype: DTypeLike | None) -> DType:
         """The type of what is read, for an argument ``dtype``. Raises KvbmValueError and KvbmTypeError."""
         found = None if dtype is None else as_dtype(dtype)
@@ -120,8 +127,8 @@ class TokenRows(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _shape(nl: int, no: int, nh: int, nt: int, hd: int, dtype: Any) -> BlockShape:
-    return BlockShape(nl, no, nh, nt, hd, dtype)
+def _shape(nl: int, no: int, nh: int, nt: int, hd: int, dtype: DType, row: QuantisedRow | None = None) -> BlockShape:
+    return quantised(BlockShape(nl, no, nh, nt, hd, dtype), row)
 
 
 @lru_cache(maxsize=256)
@@ -159,12 +166,14 @@ class Rows(Uncopied):
             nbytes = nl * (num_blocks + spare) * nh * block_size * (hd + v_hd) * dtype.itemsize
             raise KvbmMemoryError(f"{nbytes} bytes for K and V with {spec} cannot be had: {error}") from None
         axes = "lbthd" if layout is Layout.NHD else "lbhtd"
-        self.k_view = BlockStack.from_layers(self.k, _shape(nl, 1, nh, block_size, hd, dtype), axes, name="k")
-        self.v_view = BlockStack.from_layers(self.v, _shape(nl, 1, nh, block_size, v_hd, dtype), axes, name="v")
+        k_row, v_row = spec.quantised
+        self.k_view = BlockStack.from_layers(self.k, _shape(nl, 1, nh, block_size, hd, dtype, k_row), axes, name="k")
+        self.v_view = BlockStack.from_layers(self.v, _shape(nl, 1, nh, block_size, v_hd, dtype, v_row), axes, name="v")
         self.kv_view: BlockStack | None = None
         self._of_layer: dict[tuple[int, int], tuple[BlockStack, ...]] = {}
-        if hd == v_hd:
-            shape = _shape(nl, 2, nh, block_size, hd, dtype)
+        # Rows of 126 and of 128 elements can be as long, with padding and scale.
+        if spec.head_dim == spec.v_head_dim:
+            shape = _shape(nl, 2, nh, block_size, hd, dtype, k_row)
             self.kv_view = BlockStack.from_layers([self.k, self.v], shape, axes, name="kv")
         self._memory = joined([self.k_view.memory, self.v_view.memory])
         self.is_host = self._memory.is_host

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
@@ -90,6 +90,16 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     return tuple(reversed(strides))
 
 
+class QuantisedRow(NamedTuple):
+    """What the bytes of a row with its scale are."""
+
+    head_dim: int
+    scale: DType
+
+    def __str__(self) -> str:
+        return f"head_dim = {self.head_dim} with {self.scale!s} scales"
+
+
 @dataclass(frozen=True, init=False, slots=True)
 class BlockShape:
     """The extents of one block.
@@ -108,6 +118,8 @@ class BlockShape:
     nt: int
     hd: int
     dtype: DType
+    # None where the rows are not of a quantised cache, or it is not known: no part of what is compared.
+    quantised: QuantisedRow | None = field(init=False, compare=False, repr=False)
 
     def __init__(
         self,
@@ -125,6 +137,7 @@ class BlockShape:
         set_field(self, "nt", as_count(nt, "nt", 1))
         set_field(self, "hd", as_count(hd, "hd", 1))
         set_field(self, "dtype", as_dtype(dtype))
+        set_field(self, "quantised", None)
         if self.block_nbytes >= 1 << 63:
             raise KvbmValueError(f"{self} has {self.block_nbytes} bytes a block, expected less than 2**63")
 
@@ -157,12 +170,19 @@ def resized(shape: BlockShape, *, nl: int | None = None, nh: int | None = None, 
         shape.hd,
         # By value: an enumeration hashes slowly.
         int(shape.dtype),
+        shape.quantised,
     )
 
 
 @lru_cache(maxsize=256)
-def _shape(nl: int, no: int, nh: int, nt: int, hd: int, dtype: int) -> BlockShape:
-    return BlockShape(nl, no, nh, nt, hd, DType(dtype))
+def _shape(nl: int, no: int, nh: int, nt: int, hd: int, dtype: int, row: QuantisedRow | None) -> BlockShape:
+    return quantised(BlockShape(nl, no, nh, nt, hd, DType(dtype)), row)
+
+
+def quantised(shape: BlockShape, row: QuantisedRow | None) -> BlockShape:
+    """A shape just made, of which no one else knows, with what its rows are."""
+    object.__setattr__(shape, "quantised", row)
+    return shape
 
 
 def as_shape(shape: object) -> BlockShape:
