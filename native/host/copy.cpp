@@ -96,12 +96,15 @@ class Cursor {
   void advance(int i, size_t count) {
     for (; i >= 0; --i, count = 1) {
       const Dim &dim = plan_.dims[i];
-      index_[i] += count;
-      dst_ += static_cast<int64_t>(count) * dim.dst_stride;
-      src_ += static_cast<int64_t>(count) * dim.src_stride;
-      if (index_[i] < dim.size) return;
-      dst_ -= static_cast<int64_t>(dim.size) * dim.dst_stride;
-      src_ -= static_cast<int64_t>(dim.size) * dim.src_stride;
+      if (count < dim.size - index_[i]) {
+        index_[i] += count;
+        dst_ += static_cast<int64_t>(count) * dim.dst_stride;
+        src_ += static_cast<int64_t>(count) * dim.src_stride;
+        return;
+      }
+      // Back to the first, never past the last: size - 1 strides fit 63 bits, and size of them need not.
+      dst_ -= static_cast<int64_t>(index_[i]) * dim.dst_stride;
+      src_ -= static_cast<int64_t>(index_[i]) * dim.src_stride;
       index_[i] = 0;
     }
     step();
