@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -34,13 +36,33 @@ def pip(*arguments: str | Path, cwd: Path | None = None) -> str:
     return run(sys.executable, "-m", "pip", *arguments, "--no-deps", "--no-index", cwd=cwd)
 
 
+def copy_sources(source: Path, target: Path) -> None:
+    """Copy what git does not ignore, links as links. In an unpacked sdist, which git knows nothing of, everything."""
+    if not has_git(source):
+        unwanted = shutil.ignore_patterns("build*", ".*_cache", "__pycache__", ".hypothesis", "dist")
+        shutil.copytree(source, target, ignore=unwanted, symlinks=True)
+        return
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
+    # Without what git may say beside it.
+    listed = subprocess.run(command, cwd=source, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        # Not what is deleted and not yet committed.
+        if os.path.lexists(source / name):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / name, target / name, follow_symlinks=False)
+
+
+def has_git(folder: Path) -> bool:
+    """Whether it is a checkout, or a worktree of one."""
+    return shutil.which("git") is not None and (folder / ".git").exists()
+
+
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     """The working tree as a clean checkout: what is not committed yet included, what git ignores not."""
     git = require_program("git")
     root = tmp_path_factory.mktemp("checkout") / "kvbm-kernels"
-    unwanted = shutil.ignore_patterns(".git", "build*", ".*_cache", "__pycache__", ".hypothesis", "dist")
-    shutil.copytree(ROOT, root, ignore=unwanted)
+    copy_sources(ROOT, root)
     run(git, "init", "--quiet", cwd=root)
     run(git, "add", "--all", cwd=root)
     run(git, "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "all", cwd=root)
@@ -77,6 +99,33 @@ def venv(tmp_path):
 def smoke(python: Path, folder: Path) -> list[str]:
     env = {name: value for name, value in environment().items() if name != "KVBM_KERNELS_LIBRARY"}
     return run(python, "-c", SMOKE, env=env, cwd=folder).splitlines()
+
+
+@pytest.mark.parametrize("is_checkout", [True, False])
+def test_what_a_checkout_is_copied_from(tmp_path, is_checkout):
+    """Neither what git ignores nor what links lead to; what is not committed yet is copied as well."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/large").touch()
+    (source / "python").mkdir(parents=True)
+    (source / "build-1").mkdir()
+    for name in ("python/new.py", "python/gone.py", "build-1/log"):
+        (source / name).write_text(name)
+    (source / ".gitignore").write_text("build*\nscratch/\n")
+    (source / "folder").symlink_to(tmp_path / "elsewhere")
+    (source / "nowhere").symlink_to("missing")
+    wanted = {"python", "python/new.py", ".gitignore", "folder", "nowhere"}
+    if is_checkout:
+        git = require_program("git")
+        run(git, "init", "--quiet", cwd=source)
+        run(git, "add", "python/gone.py", cwd=source)
+        (source / "scratch").mkdir()
+        (source / "scratch/large").touch()
+    (source / "python/gone.py").unlink()
+    copy_sources(source, target)
+    assert {str(path.relative_to(target)) for path in target.rglob("*")} == wanted
+    assert (target / "folder").is_symlink()
+    assert (target / "nowhere").is_symlink()
 
 
 def test_the_sdist_holds_the_project(sdist):
