@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,28 @@ def kvbench(*arguments: str | int | Path, **variables: str) -> Ran:
         check=False,
     )
     return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def on_terminal(columns: int, *arguments: str | int | Path, stream: str = "stdout") -> tuple[int, str, str]:
+    """Run the command with one of its streams on a terminal: its status, and what came there and on the other one."""
+    master, slave = pty.openpty()
+    other = "stderr" if stream == "stdout" else "stdout"
+    with subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        **{stream: slave, other: subprocess.PIPE},
+        text=True,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)},
+    ) as process:
+        os.close(slave)
+        shown = b""
+        try:
+            while part := os.read(master, 4096):
+                shown += part
+        except OSError:  # The other end is closed.
+            pass
+        rest = getattr(process, other).read()
+    os.close(master)
+    return process.returncode, shown.decode(), rest
 
 
 def results(tmp_path: Path, *arguments: str | Path, status: int = 0, **variables: str) -> dict[str, Any]:

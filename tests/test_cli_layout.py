@@ -195,6 +195,13 @@ class TestTerminal:
         """As some have it that do not know: drawn as for 80."""
         assert output(kvbm_kernels("layout", COLUMNS="0")) == output(kvbm_kernels("layout", COLUMNS="80"))
 
+    @pytest.mark.parametrize("width", [10, 20])
+    def test_nothing_is_cut_in_a_narrow_terminal(self, width):
+        text = draw("--nl", "1", "--nh", "2", "--nt", "3", width=width)
+        assert "…" not in text
+        for line in ("  chunk 0  0  l0 K |0A|", "  chunk 1 80  l0 V |2B|"):
+            assert f"\n{line}\n" in text
+
     def test_nothing_ends_in_blanks(self):
         assert not [line for line in draw("--nt", "200").splitlines() if line != line.rstrip()]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
@@ -16,7 +14,7 @@ import pytest
 
 import kvbm_kernels as kk
 from buildtools import ROOT, require_program, run
-from kvbench_support import COLUMNS, COMMAND, SMALL, kvbench, results
+from kvbench_support import COLUMNS, COMMAND, SMALL, kvbench, on_terminal, results
 
 pytest.importorskip("click")
 pytest.importorskip("rich")
@@ -107,27 +105,24 @@ class TestOutput:
 
     def test_a_terminal_gets_a_bar_and_a_table(self):
         """Also there, standard output is the CSV."""
-        master, slave = pty.openpty()
-        with subprocess.Popen(
-            [*COMMAND, *SMALL, "--num-blocks", "1,2"], stdout=subprocess.PIPE, stderr=slave, text=True,
-            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "200"},
-        ) as process:  # fmt: skip
-            os.close(slave)
-            shown = b""
-            try:
-                while part := os.read(master, 4096):
-                    shown += part
-            except OSError:  # The other end is closed.
-                pass
-            out = process.stdout.read()
-        os.close(master)
-        text = shown.decode()
-        assert process.returncode == 0, text
+        status, text, out = on_terminal(200, *SMALL, "--num-blocks", "1,2", stream="stderr")
+        assert status == 0, text
         assert out.splitlines()[0] == COLUMNS
         assert len(out.splitlines()) == 5
         assert "\x1b" in text
         assert re.search(r"\d+% .*left", text)
         assert re.search(r"memcpy \d+\.\d\d +│ +\d+\.\d{3}", text), "no table with the baseline and the ratio"
+
+    @pytest.mark.parametrize("columns", [20, 80])
+    def test_a_narrow_terminal_gets_a_table_with_all_figures(self, columns, tmp_path):
+        saved = tmp_path / "run.json"
+        status, text, _ = on_terminal(columns, *SMALL, "--num-blocks", "1,2", "--json", saved, stream="stderr")
+        assert status == 0, text
+        shown = text.partition("GB/s of payload")[2]
+        assert "…" not in shown
+        for result in json.loads(saved.read_text())["results"]:
+            baseline = f"memcpy {result['baseline']['bandwidth_gbps']:.2f}"
+            assert re.search(rf"{result['bandwidth_gbps']:.2f}  {baseline} +{result['ratio']:.3f} ", shown)
 
     def test_the_script_is_the_module(self):
         script = Path(sysconfig.get_path("scripts"), "kvbench")

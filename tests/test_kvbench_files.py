@@ -15,7 +15,7 @@ import pytest
 
 import kvbm_kernels as kk
 from buildtools import ROOT
-from kvbench_support import COLUMNS, SMALL, kvbench, results
+from kvbench_support import COLUMNS, SMALL, kvbench, on_terminal, results
 from kvbm_kernels.bench.suites import SUITES
 
 pytest.importorskip("click")
@@ -128,6 +128,17 @@ class TestCompare:
             f"2 tests: ratio 0.500 to 2.000, geometric mean 1.000\n1 more only in {before}\n2 more only in {after}\n"
         )
 
+    @pytest.mark.parametrize("columns", [20, 80, 200])
+    def test_on_a_terminal_nothing_is_cut(self, tmp_path, columns):
+        before = self.saved(tmp_path / "a.csv", (1, "auto", 20.0), (100_000_000, "memcpy_async", 25.0))
+        ran = kvbench("compare", before, before)
+        status, text, _ = on_terminal(columns, "compare", before, before)
+        assert status == 0
+        assert "…" not in text
+        assert ("┃" in text) == (columns == 200)
+        for line in ran.out.splitlines():
+            assert re.search(".*".join(map(re.escape, line.split(","))), text), line
+
     def test_csv_and_json_of_one_run(self, tmp_path):
         saved = tmp_path / "run.json"
         # Two types of one size are one test in the CSV.
@@ -215,6 +226,17 @@ class TestShow:
             "waived: 7 blocks, lw_to_fc h2h batched: batched is CUDA's; h2h has vectorized, auto and convert",
             "2 measured, 2 waived",
         ]
+
+    @pytest.mark.parametrize("columns", [20, 80, 200])
+    def test_on_a_terminal_nothing_is_cut(self, tmp_path, columns):
+        saved = tmp_path / "run.json"
+        kvbench(*SMALL, "--num-blocks", "7,12345", "--direction", "h2h", "--json", saved)
+        status, text, _ = on_terminal(columns, "show", saved)
+        assert status == 0
+        assert "…" not in text
+        assert ("╭" in text) == (columns == 200)
+        for line in kvbench("show", saved).out.splitlines():
+            assert re.search(".*".join(map(re.escape, line.split())), text), line
 
     def test_what_a_suite_aims_at(self, tmp_path):
         saved = tmp_path / "run.json"

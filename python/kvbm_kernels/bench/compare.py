@@ -12,6 +12,7 @@ from rich.table import Table
 
 from kvbm_kernels._wording import counted
 from kvbm_kernels.bench.results import KEY, Row
+from kvbm_kernels.bench.table import print_table
 
 
 class Matched(NamedTuple):
@@ -49,10 +50,11 @@ def show(matched: Matched, before: str, after: str) -> None:
     if sys.stdout.isatty():
         table = Table(title=f"{after} over {before}")
         for name in header:
-            table.add_column(name, justify="left" if name in ("pattern", "direction", "backend") else "right")
+            left = name in ("pattern", "direction", "backend")
+            table.add_column(name, justify="left" if left else "right", no_wrap=True)
         for line in lines:
             table.add_row(*line)
-        Console(markup=False).print(table)
+        print_table(table, Console(markup=False))
     else:
         csv.writer(sys.stdout, lineterminator="\n").writerows([header, *lines])
     print(

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from kvbm_kernels._wording import counted
 from kvbm_kernels.bench.cases import Case
 from kvbm_kernels.bench.results import COLUMNS, Result, Run
-from kvbm_kernels.bench.table import table
+from kvbm_kernels.bench.table import print_table, table
 
 
 class Report:
@@ -88,7 +88,7 @@ class Report:
     def finish(self, run: Run) -> None:
         """Show the whole, after the bar is gone."""
         if self._is_live and run.counts["measured"]:
-            self._console.print(table(run.as_dict(), boxed=True))
+            print_table(table(run.as_dict()), self._console)
         for result in run.results:
             if result.status in ("wrong", "failed"):
                 self._line(f"{result.status.upper()}: {' '.join(result.case.label.split())}: {result.reason}")

@@ -13,7 +13,29 @@ Result = dict[str, Any]
 _LEFT = ("", "pattern", "way", "backend", "baseline", "route")
 
 
-def table(run: dict[str, Any], *, boxed: bool) -> Table:
+# More than any table takes.
+_ANY_WIDTH = 1 << 16
+
+
+def print_table(made: Table, console: Console) -> None:
+    """Print a table on a terminal. One that is wider has no frame, and lines that the terminal folds: none is cut."""
+    options = console.options.update(max_width=_ANY_WIDTH)
+    if console.measure(made, options=options).maximum <= console.width:
+        console.print(made)
+    else:
+        console.out(as_text(made), highlight=False)
+
+
+def as_text(made: Table) -> str:
+    """A table without a frame, as wide as it takes."""
+    made.box = None
+    wide = Console(width=_ANY_WIDTH, highlight=False, markup=False, color_system=None, force_terminal=False)
+    with wide.capture() as captured:
+        wide.print(made)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def table(run: dict[str, Any]) -> Table:
     """All tests that were measured, with the baseline that each was sampled in turns with."""
     results: list[Result] = [result for result in run["results"] if result["status"] == "measured"]
     has_aims = any(result["aims"] for result in results)
@@ -27,7 +49,7 @@ def table(run: dict[str, Any], *, boxed: bool) -> Table:
     made = Table(
         title="GB/s of payload, and their ratio to the baseline's",
         title_justify="left",
-        box=box.ROUNDED if boxed else None,
+        box=box.ROUNDED,
         pad_edge=False,
     )
     for name in columns:
@@ -76,12 +98,9 @@ def show(run: dict[str, Any]) -> None:
         lines.append(f"{machine['device']}, {machine['array_library']}, cache {machine['cache_bytes'] >> 20} MiB")
     print("\n".join(lines))
     if sys.stdout.isatty():
-        Console(highlight=False, markup=False).print(table(run, boxed=True))
+        print_table(table(run), Console(highlight=False, markup=False))
     else:
-        wide = Console(width=300, highlight=False, markup=False)
-        with wide.capture() as captured:
-            wide.print(table(run, boxed=False))
-        print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+        print(as_text(table(run)))
     for result in run["results"]:
         if result["status"] != "measured":
             named = " ".join(str(result[name]) for name in ("title", "pattern", "direction", "backend") if result[name])

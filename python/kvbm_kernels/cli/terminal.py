@@ -43,7 +43,8 @@ def draw(console: Console, picture: Picture, found: Explanation, num_blocks: int
     for title, side in (("From", picture.src), ("To", picture.dst)):
         _heading(console, f"{title} {side.kind.title}: {side.kind.memory}")
         for line in _lines(picture, side, console.width):
-            console.print(line, no_wrap=True, overflow="crop")
+            # Not cut where it does not fit: the terminal folds it.
+            console.print(line, soft_wrap=True)
     _heading(console, "Which bytes go where")
     _print_grid(console, _moves(picture))
     _heading(console, "What the copy does")
@@ -64,6 +65,8 @@ def _print_folded(console: Console, text: str) -> None:
 
 def _print_grid(console: Console, rows: list[tuple[str, ...]]) -> None:
     table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in max(rows, key=len):
+        table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*row)
     with console.capture() as printed:
