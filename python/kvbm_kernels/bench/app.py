@@ -11,18 +11,19 @@ from typing import Any, TypeVar
 import click
 
 import kvbm_kernels as kk
-from kvbm_kernels._starting import INTERRUPTED, advice, of_extra
+from kvbm_kernels._starting import INTERRUPTED, advice, finish, of_extra, reason, say
 from kvbm_kernels.bench import compare as comparison
 from kvbm_kernels.bench.backends import ABBREVIATIONS, BACKENDS
 from kvbm_kernels.bench.beside import KERNELS
 from kvbm_kernels.bench.cases import DIRECTIONS
 from kvbm_kernels.bench.measure import Effort
 from kvbm_kernels.bench.models import DEFAULT, MODELS
+from kvbm_kernels.bench.outputs import check_output, write_output
 from kvbm_kernels.bench.patterns import PATTERNS, as_pattern
-from kvbm_kernels.bench.results import BROKEN, as_rows, broken, read_json, read_rows
+from kvbm_kernels.bench.results import BROKEN, as_json, as_rows, broken, read_json, read_rows
 from kvbm_kernels.bench.run import Request, run_tests
 from kvbm_kernels.bench.suites import SUITES
-from kvbm_kernels.bench.table import show as _show
+from kvbm_kernels.bench.table import Shown
 from kvbm_kernels.dtypes import as_dtype
 from kvbm_kernels.errors import KvbmError
 
@@ -213,25 +214,36 @@ def kvbench(ctx: click.Context, /, json_file: Path | None, plot_file: Path | Non
             raise click.UsageError(f"--{name.replace('_', '-')} with --suite, expected only {_flags(of_suite)} with it")
     elif options["only"]:
         raise click.UsageError("--only without --suite, expected both")
-    for path in (json_file, plot_file):
-        if path is not None:
-            _check_writable(path)
-    if plot_file is not None:
-        _plotting(plot_file)
+    files = [path for path in (json_file, plot_file) if path is not None]
+    for i, path in enumerate(files):
+        _check(path, *files[:i])
+    draw = None if plot_file is None else _plotting(plot_file)
     try:
         request = Request.of(options)
     except KvbmError as error:
         raise click.UsageError(str(error)) from None
     command = shlex.join(["kvbench", *sys.argv[1:]])
     effort = Effort(options["warmup"], options["iters"])
-    run, status = run_tests(request, effort, options["library"], command, json_file)
-    if plot_file is not None:
+    run, status = run_tests(request, effort, options["library"], command, keeps_on=bool(files))
+    # Each by itself: what cannot be written takes nothing else along.
+    if json_file is not None and not _wrote(write_output, json_file, as_json(run)):
+        status = 1
+    if draw is not None and plot_file is not None:
         rows = as_rows([result.as_dict() for result in run.results])
-        if rows:
-            _plotting(plot_file)(rows, plot_file)
-        else:
-            print(f"kvbench: nothing was measured, {plot_file} is not written", file=sys.stderr)
+        if not rows:
+            say(f"kvbench: nothing was measured, {plot_file} is not written")
+        elif not _wrote(draw, rows, plot_file):
+            status = 1
     return status
+
+
+def _wrote(write: Callable[..., None], *arguments: Any) -> bool:
+    try:
+        write(*arguments)
+    except OSError as error:
+        say(f"kvbench: error: {reason(error)}")
+        return False
+    return True
 
 
 @kvbench.command()
@@ -240,7 +252,7 @@ def kvbench(ctx: click.Context, /, json_file: Path | None, plot_file: Path | Non
 def plot(results: Path, image: Path) -> int:
     """Draw RESULTS, the CSV or JSON of a run, into IMAGE, a .png or .svg file. Only JSON has the ceilings."""
     draw = _plotting(image)
-    _check_writable(image)
+    _check(image, results)
     rows = _read(results, read_rows)
     if not rows:
         raise click.UsageError(f"{results} has no measured test")
@@ -254,9 +266,10 @@ def show(results: Path) -> int:
     """The table of RESULTS, the JSON of a run: every test with its baseline, and what has no figure."""
     run = _read(results, read_json)
     try:
-        _show(run)
+        shown = Shown.of(run)
     except BROKEN as error:
         raise click.UsageError(str(broken(results, error, "JSON"))) from None
+    shown.print()
     return 0
 
 
@@ -272,18 +285,12 @@ def compare(before: Path, after: Path) -> int:
     return 0
 
 
-def _check_writable(path: Path) -> None:
-    if str(path) == "-":
-        raise click.UsageError("-, expected a file: standard output is the CSV")
+def _check(path: Path, *others: Path) -> None:
     # Better now than when everything is measured.
-    existed = path.exists()
     try:
-        with path.open("ab"):
-            pass
-    except OSError as error:
-        raise click.UsageError(f"{path} cannot be written: {error.strerror}") from None
-    if not existed:
-        path.unlink()
+        check_output(path, *others)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _flags(names: set[str]) -> str:
@@ -312,16 +319,17 @@ def _plotting(image: Path) -> Callable[[list[Any], Path], None]:
 
 def run_command(arguments: list[str]) -> int:
     """Run the command line; its exit status. What is wrong with it takes one line."""
+    return finish("kvbench", lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
     try:
         return int(kvbench.main(arguments, prog_name="kvbench", standalone_mode=False) or 0)
     except click.ClickException as error:
         message = " ".join(error.format_message().split())
         if message.startswith("No such") and "mean" not in message:
             message += " kvbench --help lists what there is."
-        print(f"kvbench: error: {message}", file=sys.stderr)
+        say(f"kvbench: error: {message}")
         return 2
     except click.Abort:
         return INTERRUPTED
-    except OSError as error:
-        print(f"kvbench: error: {error}", file=sys.stderr)
-        return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import statistics
 import sys
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from kvbm_kernels._starting import is_terminal, say
 from kvbm_kernels._wording import counted
 from kvbm_kernels.bench.results import KEY, Row
 from kvbm_kernels.bench.table import print_table
@@ -47,7 +49,7 @@ def show(matched: Matched, before: str, after: str) -> None:
         ]
         for (a, b), ratio in zip(matched.pairs, ratios, strict=True)
     ]
-    if sys.stdout.isatty():
+    if is_terminal(sys.stdout):
         table = Table(title=f"{after} over {before}")
         for name in header:
             left = name in ("pattern", "direction", "backend")
@@ -56,12 +58,13 @@ def show(matched: Matched, before: str, after: str) -> None:
             table.add_row(*line)
         print_table(table, Console(markup=False))
     else:
-        csv.writer(sys.stdout, lineterminator="\n").writerows([header, *lines])
-    print(
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([header, *lines])
+        print(text.getvalue(), end="")
+    say(
         f"{counted(len(ratios), 'test')}: ratio {min(ratios):.3f} to {max(ratios):.3f}, "
-        f"geometric mean {statistics.geometric_mean(ratios):.3f}",
-        file=sys.stderr,
+        f"geometric mean {statistics.geometric_mean(ratios):.3f}"
     )
     for count, name in ((matched.only_before, before), (matched.only_after, after)):
         if count:
-            print(f"{count} more only in {name}", file=sys.stderr)
+            say(f"{count} more only in {name}")

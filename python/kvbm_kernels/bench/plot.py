@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from kvbm_kernels.bench.cases import DIRECTIONS
+from kvbm_kernels.bench.outputs import write_output
 from kvbm_kernels.bench.patterns import PATTERNS
 from kvbm_kernels.bench.results import Row
 
@@ -72,8 +74,10 @@ def draw(rows: Sequence[Row], image: Path) -> None:
         ha="left",
     )
     # Text stays text: it can be searched and read aloud.
+    drawn = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(image, dpi=150)
+        figure.savefig(drawn, dpi=150, format=image.suffix[1:])
+    write_output(image, drawn.getvalue())
 
 
 def _rank(direction: str) -> int:

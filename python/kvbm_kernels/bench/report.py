@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from kvbm_kernels._starting import drop, is_terminal, reason
 from kvbm_kernels._wording import counted
 from kvbm_kernels.bench.cases import Case
 from kvbm_kernels.bench.results import COLUMNS, Result, Run
@@ -17,10 +18,16 @@ from kvbm_kernels.bench.table import print_table, table
 class Report:
     """Plain lines for a pipe; on a terminal a bar with the time left below them, and a table at the end."""
 
-    def __init__(self, banner: list[str], cases: list[Case], cost: float) -> None:
-        """``cost`` is how many turns through its bytes each case takes."""
+    def __init__(self, banner: list[str], cases: list[Case], cost: float, *, keeps_on: bool) -> None:
+        """``cost`` is how many turns through its bytes each case takes.
+
+        With ``keeps_on`` rows that standard output does not take are lost, and ``has_lost`` says so; without, OSError
+        is raised.
+        """
         self._cases = cases
-        self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        self._keeps_on = keeps_on
+        self.has_lost = False
+        self._console = _Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         self._is_live = self._console.is_terminal
         self._bar = Progress(
             TextColumn("{task.completed:.0f}%"),
@@ -102,14 +109,32 @@ class Report:
         self._line("Interrupted." if run.interrupted else "Done.")
 
     def _line(self, text: str) -> None:
-        self._console.print(text)
+        try:
+            self._console.print(text)
+        except OSError:
+            # The results are elsewhere.
+            drop(sys.stderr)
 
     def _row(self, text: str) -> None:
-        if self._is_live and sys.stdout.isatty():
+        if self._is_live and is_terminal(sys.stdout):
             # The bar is on the same terminal, and has to make room.
             self._console.print(text)
-        else:
+            return
+        try:
             print(text, flush=True)
+        except OSError as error:
+            if not self._keeps_on:
+                raise
+            self.has_lost = True
+            drop(sys.stdout)
+            if not isinstance(error, BrokenPipeError):
+                self._line(f"kvbench: error: standard output: {reason(error)}")
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raise it, where Rich would end the process."""
+        raise
 
 
 def _beside(baseline: str, beside: dict[str, Any]) -> str:

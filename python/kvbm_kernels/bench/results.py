@@ -263,5 +263,5 @@ def _document(text: str) -> dict[str, Any]:
     return run
 
 
-def write_json(run: Run, path: Path) -> None:
-    path.write_text(json.dumps(run.as_dict(), indent=1) + "\n", encoding="utf-8")
+def as_json(run: Run) -> bytes:
+    return (json.dumps(run.as_dict(), indent=1) + "\n").encode()

@@ -9,7 +9,6 @@ import platform
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import kvbm_kernels as kk
@@ -19,7 +18,7 @@ from kvbm_kernels.bench.machine import HostMachine, Machine, cuda_machine
 from kvbm_kernels.bench.measure import Bench, Effort
 from kvbm_kernels.bench.models import DEFAULT, MODELS
 from kvbm_kernels.bench.report import Report
-from kvbm_kernels.bench.results import Result, Run, write_json
+from kvbm_kernels.bench.results import Result, Run
 from kvbm_kernels.bench.suites import suite
 from kvbm_kernels.dtypes import DType
 from kvbm_kernels.errors import KvbmValueError
@@ -102,14 +101,18 @@ class Request:
 
 
 def run_tests(
-    request: Request, effort: Effort, library: str | None, command: str, json_file: Path | None
+    request: Request, effort: Effort, library: str | None, command: str, *, keeps_on: bool
 ) -> tuple[Run, int]:
-    """Measure all tests; the results, and the exit status: 1 if a test was wrong or failed, 130 if interrupted."""
+    """Measure all tests; the results, and the exit status: 1 if a test was wrong or failed, 130 if interrupted.
+
+    With ``keeps_on`` all are measured even if standard output takes no more, which the status is 1 for, too. Without,
+    OSError is raised then.
+    """
     machines = _Machines(library)
     run = Run(request.settings, _provenance(command))
     bench = Bench(effort, machines.of)
     banner = [*request.banner, *machines.banner(request.cases)]
-    report = Report(banner, request.cases, 2 * (effort.warmup + effort.iters))
+    report = Report(banner, request.cases, 2 * (effort.warmup + effort.iters), keeps_on=keeps_on)
     try:
         with report, _interrupts_held() as let_through:
             for case in request.cases:
@@ -123,10 +126,8 @@ def run_tests(
         run.results += [Result(case, "not_run", "interrupted") for case in request.cases[len(run.results) :]]
     run.provenance["machines"] = machines.provenance()
     report.finish(run)
-    if json_file is not None:
-        write_json(run, json_file)
     counts = run.counts
-    if counts["wrong"] or counts["failed"]:
+    if counts["wrong"] or counts["failed"] or report.has_lost:
         return run, 1
     return run, INTERRUPTED if run.interrupted else 0
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from kvbm_kernels._starting import is_terminal
+from kvbm_kernels._wording import counted
 
 Result = dict[str, Any]
 _LEFT = ("", "pattern", "way", "backend", "baseline", "route")
@@ -88,23 +91,47 @@ def _slowdown(beside: dict[str, Any], side: str) -> str:
     return f"{beside[f'{side}_slowdown']:.3f}{part} (baseline {beside['baseline'][f'{side}_slowdown']:.3f})"
 
 
-def show(run: dict[str, Any]) -> None:
-    """Print where a saved run comes from, its table, and what has no figure."""
+class Shown(NamedTuple):
+    """A saved run: where it comes from, its table, and what has no figure."""
+
+    head: list[str]
+    table: Table
+    rest: list[str]
+
+    @classmethod
+    def of(cls, run: dict[str, Any]) -> Shown:
+        """Raises what is in BROKEN for what is none of kvbench's."""
+        return cls(_head(run), table(run), _rest(run))
+
+    def print(self) -> None:
+        print("\n".join(self.head))
+        if is_terminal(sys.stdout):
+            print_table(self.table, Console(highlight=False, markup=False))
+        else:
+            print(as_text(self.table))
+        print("\n".join(self.rest))
+
+
+def _head(run: dict[str, Any]) -> list[str]:
     provenance = run["provenance"]
     library = provenance["kvbm_kernels"]
-    build = "without CUDA" if library["is_stub_build"] else f"CUDA {library['cuda']}, driver for {library['driver']}"
+    build = "without CUDA" if library["is_stub_build"] else f"CUDA {library['cuda']}, {_driver(library['driver'])}"
     lines = [provenance["command"], f"{provenance['date']}, kvbm_kernels {library['version']} ({build})"]
     for machine in provenance["machines"].values():
         lines.append(f"{machine['device']}, {machine['array_library']}, cache {machine['cache_bytes'] >> 20} MiB")
-    print("\n".join(lines))
-    if sys.stdout.isatty():
-        print_table(table(run), Console(highlight=False, markup=False))
-    else:
-        print(as_text(table(run)))
+    return lines
+
+
+def _driver(cuda: str | None) -> str:
+    return "no driver" if cuda is None else f"driver for {cuda}"
+
+
+def _rest(run: dict[str, Any]) -> list[str]:
+    lines = []
     for result in run["results"]:
         if result["status"] != "measured":
             named = " ".join(str(result[name]) for name in ("title", "pattern", "direction", "backend") if result[name])
-            print(f"{result['status']}: {result['num_blocks']} blocks, {named}: {result['reason']}")
+            lines.append(f"{result['status']}: {counted(result['num_blocks'], 'block')}, {named}: {result['reason']}")
     counts = [f"{count} {status.replace('_', ' ')}" for status, count in run["counts"].items() if count]
     missed = sum(bool(result["missed"]) for result in run["results"])
-    print(", ".join([*counts, *([f"{missed} that miss an aim"] if missed else [])]))
+    return [*lines, ", ".join([*counts, *([f"{missed} that miss an aim"] if missed else [])])]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 import kvbm_kernels as kk
-from kvbm_kernels._starting import INTERRUPTED
+from kvbm_kernels._starting import INTERRUPTED, finish, say
 from kvbm_kernels.bench.models import MODELS
 from kvbm_kernels.cli import report, svg, terminal
 from kvbm_kernels.cli.facts import reasons
@@ -31,28 +29,18 @@ _COUNT = click.IntRange(min=1)
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run the command; its exit status. A usage error is one line on standard error, and status 2."""
+    return finish(_NAME, lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
-        status = command.main(list(arguments), prog_name=_NAME, standalone_mode=False)
-        # None where the program was started without one.
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        return int(command.main(list(arguments), prog_name=_NAME, standalone_mode=False) or 0)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else _NAME
-        print(f"{path}: error: {_sentence(error)}", file=sys.stderr)
+        say(f"{path}: error: {_sentence(error)}")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except OSError as error:
-        # A reader that has gone has what it wanted.
-        if not isinstance(error, BrokenPipeError):
-            print(f"{_NAME}: error: {error.strerror}", file=sys.stderr)
-        # What is still buffered would fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except MemoryError:
-        print(f"{_NAME}: error: out of memory", file=sys.stderr)
-        return 1
-    return status if isinstance(status, int) else 0
 
 
 def _sentence(error: click.UsageError) -> str:
