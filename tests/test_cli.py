@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,43 @@ class TestStart:
         assert process.returncode == 1
 
 
+class TestWithoutTheLibrary:
+    """One line and status 1, whatever is asked for: nothing of the package is there without it."""
+
+    @pytest.mark.parametrize("command", ["kvbm-kernels", "kvbench"])
+    @pytest.mark.parametrize(
+        ("library", "reason"),
+        [
+            ("/nowhere.so", "/nowhere.so {}: cannot open shared object file: No such file or directory"),
+            ("/tmp", "/tmp {}: cannot read file data: Is a directory"),
+            ("/etc/passwd", "/etc/passwd {}: invalid ELF header"),
+            ("libm.so.6", "libm.so.6 {} has no kvbm_kernels_version: it is another library, or an old one"),
+            (
+                "nowhere.so",
+                "nowhere.so {}: cannot open shared object file: No such file or directory; a name without a / is "
+                "looked for where the system has its libraries, not in the current folder",
+            ),
+            (os.fsdecode(b"/tmp/\xff.so"), r"'/tmp/\udcff.so' {}: its name is no UTF-8"),
+        ],
+    )
+    def test_says_which_one_and_why(self, command, library, reason):
+        env = {**os.environ, "KVBM_KERNELS_LIBRARY": library}
+        for argument in ("--help", "info"):
+            script = require_program(command)
+            ran = subprocess.run([script, argument], capture_output=True, text=True, env=env, check=False)
+            assert (ran.returncode, ran.stdout) == (1, "")
+            assert ran.stderr == (
+                f"{command}: error: kvbm_kernels cannot use its library; KVBM_KERNELS_LIBRARY can name another one. "
+                + reason.format("(named by KVBM_KERNELS_LIBRARY)")
+                + "\n"
+            )
+
+    def test_another_import_that_fails_is_not_hidden(self, tmp_path):
+        (tmp_path / "cffi.py").write_text("raise ImportError('no good')\n")
+        code = "import sys, _kvbm_commands; sys.exit(_kvbm_commands.kvbench())"
+        assert "ImportError: no good" in python("-c", code, PYTHONPATH=str(tmp_path)).stderr
+
+
 class TestExtras:
     def test_the_package_does_not_need_them(self):
         code = f"import kvbm_kernels; print([name for name in {EXTRAS} if sys.modules.get(name)])"
@@ -109,6 +147,13 @@ class TestExtras:
         (tmp_path / "click.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
         result = python("-m", module, "--help", PYTHONPATH=str(tmp_path))
         assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+    @pytest.mark.parametrize("command", ["kvbm-kernels", "kvbench"])
+    def test_an_interrupt_while_the_package_is_imported(self, command, tmp_path):
+        (tmp_path / "cffi.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        ran = subprocess.run([require_program(command)], capture_output=True, text=True, env=env, check=False)
+        assert (ran.returncode, ran.stdout, ran.stderr) == (-signal.SIGINT, "", "")
 
     def test_another_missing_module_is_not_hidden(self):
         result = without(("json",), "sys.argv = ['x', 'info']; from kvbm_kernels.__main__ import main; main()")

@@ -159,7 +159,7 @@ def test_the_wheel_holds_the_package_the_library_and_the_header(wheel):
     package = ROOT / "python/kvbm_kernels"
     files = (path for path in package.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
     sources = {str(path.relative_to(package)) for path in files}
-    built = {"kvbm_kernels/_lib/libkvbm_kernels.so", "kvbm_kernels/include/kvbm_kernels.h"}
+    built = {"kvbm_kernels/_lib/libkvbm_kernels.so", "kvbm_kernels/include/kvbm_kernels.h", "_kvbm_commands.py"}
     assert "py.typed" in sources
     assert names == built | {f"kvbm_kernels/{name}" for name in sources}
     required = re.findall(r"^Requires-Dist: (\w+)(?![^\n]*extra)", metadata, re.MULTILINE)

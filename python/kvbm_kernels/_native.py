@@ -52,7 +52,9 @@ def _load() -> tuple[Any, Any, str]:
     try:
         lib = ffi.dlopen(path)
     except OSError as error:
-        failures.append(f"{path} ({origin}): {error}")
+        failures.append(f"{path} ({origin}): {_reason(error, path)}")
+    except UnicodeEncodeError:
+        failures.append(f"{path!r} ({origin}): its name is no UTF-8")
     if not failures:
         try:
             version = ffi.string(lib.kvbm_kernels_version()).decode()
@@ -67,6 +69,15 @@ def _load() -> tuple[Any, Any, str]:
             f"kvbm_kernels cannot use its library; {LIBRARY_VARIABLE} can name another one.\n  " + "\n  ".join(failures)
         )
     return ffi, lib, path
+
+
+def _reason(error: OSError, path: str) -> str:
+    """What the loader said, without the path, and where else cffi looked."""
+    why = str(error).partition(".  Additionally, ctypes.util")[0]
+    why = why.removeprefix(f"cannot load library '{path}': ").removeprefix(f"{path}: ")
+    if "/" not in path:
+        why += "; a name without a / is looked for where the system has its libraries, not in the current folder"
+    return why
 
 
 ffi, lib, library_path = _load()
