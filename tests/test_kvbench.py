@@ -168,7 +168,14 @@ class TestRefused:
         ("arguments", "said"),
         [
             (["--num-blocks", "1,x"], "'x', expected a whole number"),
-            (["--num-blocks", "0"], "'0', expected a whole number"),
+            (["--num-blocks", "0"], "'0', expected a whole number from 1 to 2**63 - 1"),
+            (["--num-blocks", str(1 << 63)], f"'{1 << 63}', expected a whole number from 1 to 2**63 - 1"),
+            *[
+                (["--num-blocks", "9" * n], f"{'9' * 20}... of {n} digits, expected a whole number")
+                for n in (401, 5000)
+            ],
+            (["--iters", "9" * 401], "is not in the range 1<=x<=9223372036854775807"),
+            (["--layers", "9" * 5000], "is not a valid integer range"),
             (["--tokens-per-block", "-1"], "'-1', expected a whole number"),
             (["--backend", "fast"], "expected vectorized (or vec), batched (or batch), memcpy_async (or async/memcpy)"),
             (["--direction", "d2x"], "expected h2d, d2h, d2d, h2h"),
@@ -176,8 +183,8 @@ class TestRefused:
             (["--pattern", "fc_to_fc_pools"], "expected fc_to_fc"),
             (["--dtype", "bf17"], "expected one of f16, bf16"),
             (["--model", "llama"], "expected llama-3.1-8b"),
-            (["--iters", "0"], "x>=1"),
-            (["--layers", "99999999999999999999"], "less than 2**63"),
+            (["--iters", "0"], "1<=x"),
+            (["--layers", str((1 << 63) - 1)], "less than 2**63"),
             (["--beside", "gem"], "'gemm'"),
             (["--suite", "all", "--pattern", "fc"], "--pattern with --suite, expected only"),
             (["--suite", "link", "--only", "nothing"], "leaves no test"),

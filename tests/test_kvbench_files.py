@@ -52,6 +52,16 @@ class TestPlot:
         assert any(text.startswith("auto hnd_to_nhd  ") for text in texts)
         assert not any("memcpy" in text or "baseline" in text for text in texts)
 
+    def test_whatever_the_users_own_settings_are(self, tmp_path):
+        """A backend that is none, and names set by TeX."""
+        pytest.importorskip("matplotlib")
+        (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
+        (tmp_path / "run.csv").write_text(row())
+        settings = {"MATPLOTLIBRC": str(tmp_path), "MPLBACKEND": "nonsense", "PATH": "/nowhere"}
+        ran = kvbench("plot", tmp_path / "run.csv", tmp_path / "run.svg", **settings)
+        assert (ran.status, ran.err) == (0, "")
+        assert any(text.startswith("auto") for text in svg_texts(tmp_path / "run.svg"))
+
     @pytest.mark.parametrize("counts", ["1", "1,2", "1,2,3"])
     def test_nothing_is_cut_off(self, tmp_path, counts, monkeypatch):
         """Everything that is written lies within the picture."""
@@ -89,7 +99,7 @@ class TestPlot:
         pytest.importorskip("matplotlib")
         values = [0.0512, 9.5, 10, 9.996, 100, 1234.5]
         (tmp_path / "run.csv").write_text(
-            COLUMNS + "\n" + "".join(f"16,{i},lw_to_fc,h2d,auto,64,64,64,1,1,{v}\n" for i, v in enumerate(values, 1))
+            COLUMNS + "\n" + "".join(f"16,{i},lw_to_fc,h2d,auto,64,64,64,1,0,{v}\n" for i, v in enumerate(values, 1))
         )
         assert kvbench("plot", tmp_path / "run.csv", tmp_path / "run.svg").status == 0
         shown = {text.removeprefix("auto  ") for text in svg_texts(tmp_path / "run.svg") if text.startswith("auto  ")}
@@ -153,20 +163,46 @@ class TestCompare:
         refused = kvbench("compare", saved, tmp_path / "other.json")
         assert (refused.status, "no test in common" in refused.err) == (2, True)
 
-    def test_a_copy_too_slow_for_the_digits_of_a_csv(self, tmp_path):
-        """Its bandwidth is 0.00 there, and follows from the time."""
+    @pytest.mark.parametrize(
+        ("times", "bandwidths", "ratio"),
+        [
+            # Two hundredths of a GB/s are 0.015 or 0.025, and the time has five digits.
+            ((1.0, 0.5), ("0.00", "0.00"), "2.000"),
+            ((1.0, 0.9), ("0.01", "0.01"), "1.111"),
+            # Of a time of a few tenths of a microsecond, it is the bandwidth that has more.
+            ((0.0005, 0.0005), ("20.00", "21.00"), "1.050"),
+            ((0.0, 0.0), ("20.00", "10.00"), "0.500"),
+        ],
+    )
+    def test_of_a_csv_the_figure_with_more_digits_counts(self, tmp_path, times, bandwidths, ratio):
         before, after = (tmp_path / name for name in ("a.csv", "b.csv"))
-        for path, time in ((before, 1.0), (after, 0.5)):
-            path.write_text(row(time=time, bandwidth="0.00"))
+        for path, time, bandwidth in zip((before, after), times, bandwidths, strict=True):
+            path.write_text(row(total=10_000, time=time, bandwidth=bandwidth))
         ran = kvbench("compare", before, after)
         assert ran.status == 0, ran.err
-        assert ran.out.splitlines()[1].endswith(",2.000")
-        assert ran.err.startswith("1 test: ratio 2.000 to")
+        assert ran.out.splitlines()[1].endswith(f",{ratio}")
+        assert ran.err.startswith(f"1 test: ratio {ratio} to")
+
+    def test_files_from_a_spreadsheet(self, tmp_path):
+        """With the mark in front that says they are UTF-8."""
+        for name, text in (("a.csv", row()), ("a.json", saved())):
+            (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        ran = kvbench("compare", tmp_path / "a.csv", tmp_path / "a.json")
+        assert (ran.status, ran.err) == (0, "1 test: ratio 1.000 to 1.000, geometric mean 1.000\n")
 
 
-def row(total: object = 8, size: object = 8, time: object = 1, bandwidth: object = 1) -> str:
+def row(total: object = 8, size: object = 8, time: object = 1, bandwidth: object = 1, backend: object = "auto") -> str:
     """A CSV with one test."""
-    return f"{COLUMNS}\n16,1,fc_to_fc,h2h,auto,{total},1,{size},1,{time},{bandwidth}\n"
+    return f"{COLUMNS}\n16,1,fc_to_fc,h2h,{backend},{total},1,{size},1,{time},{bandwidth}\n"
+
+
+def saved(**changes: object) -> str:
+    """A JSON with as much of one test as comparing and drawing read."""
+    result = {
+        "tokens_per_block": 16, "num_blocks": 1, "pattern": "fc_to_fc", "direction": "h2h", "backend": "auto",
+        "total_bytes": 8, "copy_size": 8, "median_ms": 1.0, "bandwidth_gbps": 8e-6, "layers": 1, "dtype": "bf16",
+    }  # fmt: skip
+    return json.dumps({"schema": "kvbench/1", "results": [result | changes]})
 
 
 class TestBroken:
@@ -175,13 +211,30 @@ class TestBroken:
     @pytest.mark.parametrize(
         ("text", "reason"),
         [
-            ('{"schema": "kvbench/1"}', "it has no '(results|provenance)'"),
+            ('{"schema": "kvbench/1"}', "it has no 'results'"),
             ('{"schema": "kvbench/1", "results": 5}', "."),
             ('{"schema": "kvbench/1", "results": [5]}', "."),
-            ('{"schema": "kvbench/1", "results": [{"median_ms": 1}]}', "it has no '(total_bytes|provenance)'"),
+            ('{"schema": "kvbench/1", "results": [{"median_ms": 1}]}', "it has no 'tokens_per_block'"),
             ('{"schema":' * 100_000, "recursion"),
-            (row(total=0), "total_bytes is '0', expected a positive number"),
-            (row(size="inf"), "invalid literal"),
+            (row(total=0), r"total_bytes is '0', expected a whole number from 1 to 2\*\*63 - 1"),
+            (row(size="inf"), "copy_size is 'inf', expected a whole number"),
+            *[(row(size=10**n), f"copy_size is '1{'0' * min(n, 58)}.*, expected a whole") for n in (30, 300, 400)],
+            (row(size="1_0"), "copy_size is '1_0', expected a whole"),
+            (row(backend="$x$"), r"backend is '\$x\$', expected a name of letters and digits"),
+            ('{"schema": "kvbench/1", "results": [{"median_ms": 1' + "0" * 5000 + "}]}", "digits"),
+            *[
+                (saved(**{field: value}), f"{field} is {re.escape(shown)}, expected a ")
+                for field, value, shown in (
+                    ("copy_size", 10**30, str(10**30)),
+                    ("copy_size", 64.5, "64.5"),
+                    ("num_blocks", True, "True"),
+                    ("median_ms", 10**300, f"1{'0' * 59}..."),
+                    ("pattern", "\ud800", r"'\ud800'"),
+                    ("pattern", r"$\frac{$", r"'$\\frac{$'"),
+                    ("layers", [1], "[1]"),
+                    ("dtype", "x\ny", r"'x\ny'"),
+                )
+            ],
             (row(bandwidth="nan"), "bandwidth_gbps is 'nan', expected a positive number"),
             (row(bandwidth="inf"), "bandwidth_gbps is 'inf', expected a positive number"),
             (row(bandwidth=-1), "bandwidth_gbps is '-1', expected a positive number"),
@@ -189,7 +242,7 @@ class TestBroken:
             (COLUMNS + "\n" + "x" * 200_000, "field larger than field limit"),
             (COLUMNS + "\n1,1", "."),
         ],
-        ids=range(13),
+        ids=range(27),
     )  # fmt: skip
     def test_is_refused_in_one_line(self, tmp_path, text, reason):
         path = tmp_path / "broken"
@@ -200,9 +253,10 @@ class TestBroken:
         for each in arguments:
             ran = kvbench(*each)
             assert (ran.status, ran.out) == (2, "")
-            assert re.fullmatch(f"kvbench: error: {path} is no (result|JSON) of kvbench: .*{reason}.*\n", ran.err), (
-                ran.err
-            )
+            # Which is what is shown first.
+            why = f"{reason}|it has no 'provenance'" if each[0] == "show" else reason
+            said = f"kvbench: error: {path} is no (result|JSON) of kvbench: .*({why}).*\n"
+            assert re.fullmatch(said, ran.err), ran.err
 
 
 class TestShow:
@@ -237,6 +291,15 @@ class TestShow:
         assert ("╭" in text) == (columns == 200)
         for line in kvbench("show", saved).out.splitlines():
             assert re.search(".*".join(map(re.escape, line.split())), text), line
+
+    def test_a_command_that_is_none(self, tmp_path):
+        kvbench(*SMALL, "--num-blocks", "1", "--direction", "h2h", "--json", tmp_path / "run.json")
+        run = json.loads((tmp_path / "run.json").read_text())
+        run["provenance"]["command"] = 5
+        (tmp_path / "run.json").write_text(json.dumps(run))
+        ran = kvbench("show", tmp_path / "run.json")
+        assert (ran.status, ran.out) == (2, "")
+        assert "run.json is no JSON of kvbench: " in ran.err
 
     def test_what_a_suite_aims_at(self, tmp_path):
         saved = tmp_path / "run.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable
@@ -49,9 +50,11 @@ def _list_of(parse: Callable[[str], Any]) -> Callback:
 
 
 def _count(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if not number:
-        raise ValueError(f"{text!r}, expected a whole number of 1 or more, or several with commas")
+    # Python itself refuses to read very long ones, in other words.
+    number = int(text) if text.isdecimal() and len(text) < 20 else 0
+    if not 0 < number < 1 << 63:
+        given = repr(text) if len(text) < 60 else f"{text[:20]}... of {len(text)} digits"
+        raise ValueError(f"{given}, expected a whole number from 1 to 2**63 - 1, or several with commas")
     return number
 
 
@@ -80,6 +83,9 @@ def _completing(names: Iterable[str]) -> Callable[[click.Context, click.Paramete
     return complete
 
 
+# What the library counts with. Numbers without an end are none that Python prints.
+_MOST = (1 << 63) - 1
+_COUNT = click.IntRange(1, _MOST)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _SAVED = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PLOT = "a .png or .svg file"
@@ -163,8 +169,10 @@ Standard output is CSV; everything else is on standard error.""".format(
     show_default=True,
     help="Layouts on both sides, see below.",
 )
-@click.option("--warmup", type=click.IntRange(0), default=10, show_default=True, help="Calls before the timed ones.")
-@click.option("--iters", type=click.IntRange(1), default=100, show_default=True, help="Timed calls, at least.")
+@click.option(
+    "--warmup", type=click.IntRange(0, _MOST), default=10, show_default=True, help="Calls before the timed ones."
+)
+@click.option("--iters", type=_COUNT, default=100, show_default=True, help="Timed calls, at least.")
 @click.option(
     "--model",
     metavar="NAME",
@@ -172,10 +180,10 @@ Standard output is CSV; everything else is on standard error.""".format(
     shell_complete=_completing(MODELS),
     help=f"Extents of a model's cache.  [default: {DEFAULT}]",
 )
-@click.option("--layers", type=click.IntRange(1), help="Instead of the model's.")
-@click.option("--kv-heads", type=click.IntRange(1), help="Instead of the model's; of one rank.")
-@click.option("--head-dim", type=click.IntRange(1), help="Instead of the model's.")
-@click.option("--outer-dim", type=click.IntRange(1), help="Instead of the model's: 2 for K and V, 1 for MLA.")
+@click.option("--layers", type=_COUNT, help="Instead of the model's.")
+@click.option("--kv-heads", type=_COUNT, help="Instead of the model's; of one rank.")
+@click.option("--head-dim", type=_COUNT, help="Instead of the model's.")
+@click.option("--outer-dim", type=_COUNT, help="Instead of the model's: 2 for K and V, 1 for MLA.")
 @click.option(
     "--dtype", metavar="NAME", callback=_by(as_dtype), help="bf16, f16, f32, fp8_e4m3, int8 and so on.  [default: bf16]"
 )
@@ -185,7 +193,7 @@ Standard output is CSV; everything else is on standard error.""".format(
     default=None,
     help="What runs beside: one plain copy, or the array library's own permutation.  [default: copy]",
 )
-@click.option("--max-sms", type=click.IntRange(1), help="The most multiprocessors a conversion may use.")
+@click.option("--max-sms", type=_COUNT, help="The most multiprocessors a conversion may use.")
 @click.option("--beside", type=click.Choice(list(KERNELS)), help="Also run beside a compute kernel on the GPU.")
 @click.option("--suite", type=click.Choice([*SUITES, "all"]), help="A table of the project's instead of a combination.")
 @click.option("--only", help="Of a suite, rows whose title or pattern has this text, or with commas one of several.")
@@ -308,6 +316,8 @@ def _plotting(image: Path) -> Callable[[list[Any], Path], None]:
     """The function that draws, or an error before anything is measured."""
     if image.suffix not in (".png", ".svg"):
         raise click.UsageError(f"{image}, expected {_PLOT}")
+    # For windows, of which there are none, and one that is unknown would be an error.
+    os.environ.pop("MPLBACKEND", None)
     try:
         from kvbm_kernels.bench.plot import draw
     except ModuleNotFoundError as error:

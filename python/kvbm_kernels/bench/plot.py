@@ -44,6 +44,14 @@ class Line(NamedTuple):
 
 def draw(rows: Sequence[Row], image: Path) -> None:
     """Write a picture of measured tests; the suffix of the file says in which format."""
+    drawn = io.BytesIO()
+    # Text stays text: it can be searched and read aloud. Whatever the user's own settings are, it is no formula.
+    with matplotlib.rc_context({"svg.fonttype": "none", "text.usetex": False, "text.parse_math": False}):
+        _figure_of(rows).savefig(drawn, dpi=150, format=image.suffix[1:])
+    write_output(image, drawn.getvalue())
+
+
+def _figure_of(rows: Sequence[Row]) -> Figure:
     shown = sorted({(row.direction, row.num_blocks) for row in rows}, key=lambda panel: (_rank(panel[0]), panel[1]))
     columns = min(_COLUMNS, max(sum(direction == each for each, _ in shown) for direction, _ in shown))
     by_pattern = _needs_patterns(rows)
@@ -73,11 +81,7 @@ def draw(rows: Sequence[Row], image: Path) -> None:
         x=0.01,
         ha="left",
     )
-    # Text stays text: it can be searched and read aloud.
-    drawn = io.BytesIO()
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(drawn, dpi=150, format=image.suffix[1:])
-    write_output(image, drawn.getvalue())
+    return figure
 
 
 def _rank(direction: str) -> int:

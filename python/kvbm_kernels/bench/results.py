@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from kvbm_kernels.bench.cases import Case
-
-T = TypeVar("T", int, float)
 
 SCHEMA = "kvbench/1"
 COLUMNS = (
@@ -191,34 +189,62 @@ def as_rows(results: Sequence[dict[str, Any]]) -> list[Row]:
         if "median_ms" not in result:
             continue
         baseline = result.get("baseline")
-        total_bytes = _number(result, "total_bytes", int)
-        median_ms = float(result["median_ms"])
-        # Of a slow copy of a few bytes, a CSV has no digit.
-        if float(result["bandwidth_gbps"]) == 0 and median_ms > 0:
-            result = {**result, "bandwidth_gbps": total_bytes / median_ms / 1e6}
+        shape = [_count(result, name) if name in result else "" for name in ("layers", "kv_heads", "head_dim")]
         rows.append(
             Row(
-                _number(result, "tokens_per_block", int),
-                _number(result, "num_blocks", int),
-                str(result["pattern"]),
-                str(result["direction"]),
-                str(result["backend"]),
-                total_bytes,
-                _number(result, "copy_size", int),
-                median_ms,
-                _number(result, "bandwidth_gbps", float),
-                tuple(result.get(name, "") for name in ("layers", "kv_heads", "head_dim", "dtype")),
-                (str(baseline["name"]), _number(baseline, "bandwidth_gbps", float)) if baseline else None,
+                _count(result, "tokens_per_block"),
+                _count(result, "num_blocks"),
+                _name(result, "pattern"),
+                _name(result, "direction"),
+                _name(result, "backend"),
+                _count(result, "total_bytes"),
+                _count(result, "copy_size"),
+                _number(result, "median_ms", or_zero=True),
+                _number(result, "bandwidth_gbps"),
+                (*shape, _name(result, "dtype") if "dtype" in result else ""),
+                (_name(baseline, "name"), _number(baseline, "bandwidth_gbps")) if baseline else None,
             )
         )
     return rows
 
 
-def _number(fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    value: Any = kind(fields[name])
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} is {fields[name]!r}, expected a positive number")
-    return value  # type: ignore[no-any-return]
+def _more_digits(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a CSV with its bandwidth from the time, where that has more digits: for slow copies of few bytes."""
+    time, bandwidth = _number(row, "median_ms", or_zero=True), _number(row, "bandwidth_gbps", or_zero=True)
+    # Half of the last digit of each, over the whole.
+    if time > 0 and 0.005 * time > 0.00005 * bandwidth:
+        return {**row, "bandwidth_gbps": _count(row, "total_bytes") / time / 1e6}
+    return row
+
+
+def _count(fields: Mapping[str, Any], name: str) -> int:
+    """A whole number that 63 bits hold, as JSON or CSV has it."""
+    given = fields[name]
+    # Python refuses to read very long ones, and not in these words.
+    is_text = isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) < 20
+    value = int(given) if is_text or type(given) is int else 0
+    if not 0 < value < 1 << 63:
+        raise ValueError(f"{name} is {_short(given)}, expected a whole number from 1 to 2**63 - 1")
+    return value
+
+
+def _number(fields: Mapping[str, Any], name: str, *, or_zero: bool = False) -> float:
+    value = float(fields[name])
+    if not (0 < value < 1 << 63 or (or_zero and value == 0)):
+        raise ValueError(f"{name} is {_short(fields[name])}, expected a positive number less than 2**63")
+    return value
+
+
+def _name(fields: Mapping[str, Any], name: str) -> str:
+    given = fields[name]
+    if not isinstance(given, str) or not re.fullmatch(r"[A-Za-z0-9_. -]{1,100}", given):
+        raise ValueError(f"{name} is {_short(given)}, expected a name of letters and digits")
+    return given
+
+
+def _short(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 BROKEN = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError, csv.Error)
@@ -234,13 +260,13 @@ def broken(path: Path, error: Exception, what: str = "result") -> ValueError:
 def read_rows(path: Path) -> list[Row]:
     """The rows of a saved run. Raises OSError, and ValueError for what is neither CSV nor JSON of kvbench."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _read(path)
         if text.lstrip().startswith("{"):
             return as_rows(_document(text)["results"])
         reader = csv.DictReader(text.splitlines())
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise ValueError(f"the first line is not {','.join(COLUMNS)}")
-        return as_rows(list(reader))
+        return as_rows([_more_digits(row) for row in reader])
     except BROKEN as error:
         raise broken(path, error) from None
 
@@ -248,12 +274,17 @@ def read_rows(path: Path) -> list[Row]:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON of a saved run. Raises OSError, and ValueError for anything else."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _read(path)
         if text.startswith(",".join(COLUMNS)):
             raise ValueError("it is the CSV of a run, expected what --json FILE wrote")
         return _document(text)
     except BROKEN as error:
         raise broken(path, error, "JSON") from None
+
+
+def _read(path: Path) -> str:
+    # A spreadsheet may have put the mark in front that only this codec knows.
+    return path.read_text(encoding="utf-8-sig")
 
 
 def _document(text: str) -> dict[str, Any]:

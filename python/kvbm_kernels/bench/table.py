@@ -94,22 +94,22 @@ def _slowdown(beside: dict[str, Any], side: str) -> str:
 class Shown(NamedTuple):
     """A saved run: where it comes from, its table, and what has no figure."""
 
-    head: list[str]
+    head: str
     table: Table
-    rest: list[str]
+    rest: str
 
     @classmethod
     def of(cls, run: dict[str, Any]) -> Shown:
         """Raises what is in BROKEN for what is none of kvbench's."""
-        return cls(_head(run), table(run), _rest(run))
+        return cls("\n".join(_head(run)), table(run), "\n".join(_rest(run)))
 
     def print(self) -> None:
-        print("\n".join(self.head))
+        print(self.head)
         if is_terminal(sys.stdout):
             print_table(self.table, Console(highlight=False, markup=False))
         else:
             print(as_text(self.table))
-        print("\n".join(self.rest))
+        print(self.rest)
 
 
 def _head(run: dict[str, Any]) -> list[str]:
