@@ -64,7 +64,17 @@ class TestStart:
         kinds = output(kvbm_kernels(COMP_WORDS="kvbm-kernels layout --from op", COMP_CWORD="3", **complete))
         assert kinds.split() == ["plain,operational_nhd", "plain,operational_hnd"]
 
-    @pytest.mark.parametrize("arguments", [["layout"], ["layout", "--json"], ["info"]])
+    def test_a_picture_that_cannot_be_written(self, tmp_path):
+        """As any output; what was there stays."""
+        (tmp_path / "old.svg").write_text("old")
+        line = f"ulimit -f 1; {sys.executable} -m kvbm_kernels layout --svg old.svg"
+        ran = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
+        assert (ran.returncode, ran.stderr) == (1, "kvbm-kernels: error: old.svg: File too large\n")
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old.svg": "old"}
+
+    @pytest.mark.parametrize(
+        "arguments", [["layout"], ["layout", "--json"], ["layout", "--svg", "-"], ["info"]], ids=" ".join
+    )
     def test_output_that_nobody_takes(self, arguments):
         """A full disk is one line and a status; a program that is given no output says nothing."""
         with Path("/dev/full").open("w") as full:
@@ -76,7 +86,9 @@ class TestStart:
         ran = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True)
         assert (ran.returncode, ran.stderr) == (0, "")
 
-    @pytest.mark.parametrize("arguments", [["layout"], ["layout", "--json"], ["info"]])
+    @pytest.mark.parametrize(
+        "arguments", [["layout"], ["layout", "--json"], ["layout", "--svg", "-"], ["info"]], ids=" ".join
+    )
     def test_a_reader_that_stops_reading_is_not_answered(self, arguments):
         command = [sys.executable, "-m", "kvbm_kernels", *arguments]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -169,7 +181,12 @@ class TestUsageErrors:
             (["info", "--jsn"], "kvbm-kernels info: error: no option --jsn, expected --json, --help"),
             (["info", "more"], "kvbm-kernels info: error: Got unexpected extra argument (more)"),
             (["layout", "--nl"], ": error: Option '--nl' requires an argument."),
-            (["layout", "--nl", "0"], "Invalid value for '--nl': 0 is not in the range x>=1."),
+            (["layout", "--nl", "0"], "Invalid value for '--nl': 0 is not in the range 1<=x<=9223372036854775807."),
+            (["layout", "--nh", "9" * 401], " is not in the range 1<=x<=9223372036854775807."),
+            (["layout", "--nb", "9" * 5000], " is not a valid integer range."),
+            (["layout", *(f"--{n}={10**18}" for n in ("nl", "no", "nh", "nt", "hd"))], "bytes a block, expected less"),
+            (["layout", "--nt", "9999999999999999"], "more bytes than there are addresses, which are 2**56"),
+            (["layout", "--nt", str((1 << 48) + 1)], "more bytes than there are addresses"),
             (["layout", "--nt", "x"], "Invalid value for '--nt': 'x' is not a valid integer range."),
             (
                 ["layout", "--from", "foo"],
@@ -185,7 +202,7 @@ class TestUsageErrors:
             ),
             (["layout", "--nb", str(10**12), "--from", "layers"], "error: --nb 1000000000000: 1,000,000,000,000 buf"),
             (["layout", "--nl", "262145", "--from", "layers", "--to", "packed"], "error: --nl 262145: 262,145 buffers"),
-            (["layout", "--svg", "/nowhere/layout.svg"], "--svg /nowhere/layout.svg: No such file or directory"),
+            (["layout", "--svg", "/nowhere/layout.svg"], "--svg /nowhere/layout.svg cannot be written: No such file"),
             (["layout", "--svg", "layout.png"], "error: --svg layout.png, expected a .svg file or -"),
             (["layout", "--svg", "-", "--json"], "error: --svg - with --json, expected one of them"),
         ],

@@ -72,7 +72,7 @@ def _try(target: Path) -> None:
 @contextlib.contextmanager
 def _beside(target: Path) -> Iterator[Path]:
     """An empty file in the same folder, as others would be made there; if it is still there at the end, it goes."""
-    number, name = tempfile.mkstemp(prefix=".kvbench-", dir=target.parent)
+    number, name = tempfile.mkstemp(prefix=".kvbm-", dir=target.parent)
     os.close(number)
     temporary = Path(name)
     try:

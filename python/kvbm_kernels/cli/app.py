@@ -14,6 +14,7 @@ from rich.console import Console
 import kvbm_kernels as kk
 from kvbm_kernels._starting import INTERRUPTED, finish, say
 from kvbm_kernels.bench.models import MODELS
+from kvbm_kernels.bench.outputs import check_output, write_output
 from kvbm_kernels.cli import report, svg, terminal
 from kvbm_kernels.cli.facts import reasons
 from kvbm_kernels.cli.places import KINDS, Memory, Picture, Shown, Side
@@ -24,7 +25,8 @@ _NAME = "kvbm-kernels"
 # Where the made-up memory of the two sides starts: anywhere, and apart.
 _SRC_START, _DST_START = 1 << 40, 1 << 50
 
-_COUNT = click.IntRange(min=1)
+# What the library counts with. Numbers without an end are none that Python prints.
+_COUNT = click.IntRange(1, (1 << 63) - 1)
 
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -188,8 +190,13 @@ def layout(
     copied.
     """
     to_stdout = str(svg_file) == "-"
-    if svg_file is not None and not to_stdout and svg_file.suffix != ".svg":
-        raise click.UsageError(f"--svg {svg_file}, expected a .svg file or -", context)
+    if svg_file is not None and not to_stdout:
+        if svg_file.suffix != ".svg":
+            raise click.UsageError(f"--svg {svg_file}, expected a .svg file or -", context)
+        try:
+            check_output(svg_file)
+        except ValueError as error:
+            raise click.UsageError(f"--svg {error}", context) from None
     if to_stdout and as_json:
         raise click.UsageError("--svg - with --json, expected one of them on standard output", context)
     extents = {"nl": nl, "no": no, "nh": nh, "hd": hd}
@@ -211,14 +218,11 @@ def layout(
         return Picture(shape, shown, *sides, found.segment_nbytes)
 
     if svg_file is not None:
-        drawing = svg.draw(svg.choose_picture(shape, picture_of), found, nb)
-        try:
-            if to_stdout:
-                click.echo(drawing, nl=False)
-            else:
-                svg_file.write_text(drawing, encoding="utf-8")
-        except OSError as error:
-            raise click.UsageError(f"--svg {svg_file}: {error.strerror}", context) from None
+        drawing = svg.draw(svg.choose_picture(shape, picture_of), found, nb).encode()
+        if to_stdout:
+            click.echo(drawing, nl=False)
+        else:
+            write_output(svg_file, drawing)
     if as_json:
         copy = {"from": source, "to": destination, "nb": nb, **extents, "nt": nt, "dtype": dtype}
         click.echo(json.dumps({"copy": copy, **dataclasses.asdict(found), "why": reasons(found, shape)}, indent=2))

@@ -20,6 +20,8 @@ DIMS = "loth"
 
 # Allocators of GPU memory align to this. Allocations are as far apart, so that none follows another.
 _ALIGNMENT = 512
+# The addresses that a process has at most; finding out what a larger copy comes to would take minutes.
+_MOST_NBYTES = 1 << 56
 # Each is an array of Python's, of a kilobyte or so while it is explained.
 _MOST_BUFFERS = 1 << 18
 
@@ -36,6 +38,7 @@ class Memory:
 
     def __init__(self, start: int) -> None:
         self._next = start
+        self._end = start + _MOST_NBYTES
 
     @staticmethod
     def expect(**factors: int) -> None:
@@ -49,8 +52,8 @@ class Memory:
         """A flat array of which nothing may be touched. Raises KvbmValueError for more than there can be."""
         address = self._next
         self._next += (nbytes // _ALIGNMENT + 2) * _ALIGNMENT
-        if self._next >= 1 << 62:
-            raise KvbmValueError("a side has more bytes than there are addresses")
+        if self._next > self._end:
+            raise KvbmValueError("a side has more bytes than there are addresses, which are 2**56")
         return np.asarray(_Allocation(address, nbytes))
 
 
