@@ -118,7 +118,8 @@ int check_view(const char *fn, const char *name, const kvbm_kernels_view *view, 
     }
   } else {
     if (num_blocks > view->num_blocks) {
-      return fail(kInvalid, fn, "num_blocks is %zu, but %s has %zu blocks", num_blocks, name, view->num_blocks);
+      return fail(kInvalid, fn, "num_blocks is %zu, but %s has %zu block%s", num_blocks, name, view->num_blocks,
+                  view->num_blocks == 1 ? "" : "s");
     }
     last_id = num_blocks - 1;
   }

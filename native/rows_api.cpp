@@ -39,8 +39,8 @@ int check_map(const char *fn, const kvbm_kernels_token_map *map, size_t num_toke
   if (map->slots) return 0;
   if (!map->block_tables) return fail(kInvalid, fn, "map->slots and map->block_tables are NULL, expected one of them");
   if (map->num_sequences == 0 || num_tokens % map->num_sequences != 0) {
-    return fail(kInvalid, fn, "map->num_sequences is %zu, expected a divisor of the %zu tokens of the shape",
-                map->num_sequences, num_tokens);
+    return fail(kInvalid, fn, "map->num_sequences is %zu, expected a divisor of the %zu token%s of the shape",
+                map->num_sequences, num_tokens, num_tokens == 1 ? "" : "s");
   }
   size_t nbytes;
   if (__builtin_mul_overflow(map->num_sequences, map->block_table_stride, &nbytes) ||

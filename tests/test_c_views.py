@@ -106,6 +106,8 @@ class TestCopyBlocks:
     def test_more_blocks_than_a_view_has(self, copy, name):
         getattr(copy, name).num_blocks = 2
         refused(copy(), f"{copy.words}: num_blocks is 3, but {name} has 2 blocks")
+        getattr(copy, name).num_blocks = 1
+        refused(copy(), f"{copy.words}: num_blocks is 3, but {name} has 1 block")
 
     @pytest.mark.parametrize("name", ["dst", "src"])
     def test_tables_that_are_too_short(self, copy, name):

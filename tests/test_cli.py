@@ -177,6 +177,7 @@ class TestUsageErrors:
         ("arguments", "expected"),
         [
             (["foo"], "kvbm-kernels: error: no command foo, expected info or layout"),
+            ([""], "kvbm-kernels: error: no command '', expected info or layout"),
             (["--foo"], "kvbm-kernels: error: no option --foo, expected --version, --help"),
             (["info", "--jsn"], "kvbm-kernels info: error: no option --jsn, expected --json, --help"),
             (["info", "more"], "kvbm-kernels info: error: Got unexpected extra argument (more)"),
@@ -318,6 +319,10 @@ class TestInfo:
             *(f"pcie.link.{what}.{when}" for what in ("gen", "width") for when in ("current", "max")),
         ]:
             assert name in asked
+
+    def test_nvidia_smi_that_does_not_speak_utf_8(self, tmp_path):
+        report = self.report(**with_smi(tmp_path, "printf 'Fehler: Ger\\344t fehlt'; exit 9"))
+        assert "nvidia-smi failed: Fehler: Ger\ufffdt fehlt" in report["devices_reason"]
 
     def test_nvidia_smi_that_fails(self, tmp_path):
         report = self.report(**with_smi(tmp_path, "echo 'NVIDIA-SMI has failed: no driver'; exit 9"))

@@ -202,6 +202,12 @@ class TestTerminal:
         for line in ("  chunk 0  0  l0 K |0A|", "  chunk 1 80  l0 V |2B|"):
             assert f"\n{line}\n" in text
 
+    def test_one_is_no_plural(self):
+        """Whatever there is one of."""
+        ones = ["--nl", "1", "--no", "1", "--nh", "1", "--nt", "1", "--hd", "1", "--dtype", "int8"]
+        text = draw(*ones) + draw(*ones[:-4], "--nt", "2", "--to", "hnd", "--hd", "1", "--dtype", "int8")
+        assert not re.search(r"(?<![\d,])1 (?!is\b)[a-z]+s\b", text), text
+
     def test_nothing_ends_in_blanks(self):
         assert not [line for line in draw("--nt", "200").splitlines() if line != line.rstrip()]
 

@@ -152,7 +152,7 @@ class TestRefused:
     def test_lists_of_different_lengths_and_other_things(self, good):
         (dst, read_back), src, _ = good
         for dsts, srcs, error, message in (
-            ([dst], [src, src], ValueError, "dst is a list of 1 views and src of 2, expected the same number"),
+            ([dst], [src, src], ValueError, "dst is a list of 1 view and src of 2, expected the same number"),
             ([dst], src, TypeError, "src is a BlockStack, expected a list of views as dst is"),
             (dst, [src], TypeError, "src is a list, expected a view"),
             ({dst}, [src], TypeError, "dst is a set, expected a view or a list of views"),

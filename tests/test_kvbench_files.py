@@ -292,6 +292,17 @@ class TestShow:
         for line in kvbench("show", saved).out.splitlines():
             assert re.search(".*".join(map(re.escape, line.split())), text), line
 
+    @pytest.mark.parametrize(("driver", "said"), [(None, "no driver"), ("13.0", "driver for 13.0")])
+    def test_what_a_run_was_made_with(self, tmp_path, driver, said):
+        saved = tmp_path / "run.json"
+        kvbench(*SMALL, "--num-blocks", "1", "--direction", "h2h", "--backend", "batched", "--json", saved)
+        run = json.loads(saved.read_text())
+        run["provenance"]["kvbm_kernels"] |= {"is_stub_build": False, "cuda": "13.0", "driver": driver}
+        saved.write_text(json.dumps(run))
+        ran = kvbench("show", saved)
+        assert f" (CUDA 13.0, {said})\n" in ran.out
+        assert "\nwaived: 1 block, fc_to_fc h2h batched: " in ran.out
+
     def test_a_command_that_is_none(self, tmp_path):
         kvbench(*SMALL, "--num-blocks", "1", "--direction", "h2h", "--json", tmp_path / "run.json")
         run = json.loads((tmp_path / "run.json").read_text())

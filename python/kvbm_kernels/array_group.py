@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.arrays import Form, Memory, describe, device_name
 from kvbm_kernels.dtypes import DType, Element, holds, is_bytes
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
@@ -105,7 +106,7 @@ def _shape_of_memory(form: Form, expected: Expected) -> tuple[int, ...]:
     count, rest = divmod(form.nbytes, nbytes)
     if rest or (count != 1 and None not in expected.shape):
         each = f"a multiple of {nbytes}" if None in expected.shape else str(nbytes)
-        raise KvbmValueError(f"has {form.nbytes} bytes, expected {each} for {expected}")
+        raise KvbmValueError(f"has {counted(form.nbytes, 'byte')}, expected {each} for {expected}")
     return tuple(count if extent is None else extent for extent in expected.shape)
 
 

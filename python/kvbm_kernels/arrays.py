@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kvbm_kernels import dlpack
 from kvbm_kernels._native import check, ffi, lib
-from kvbm_kernels._wording import a_type
+from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.dtypes import Element
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.layouts import contiguous_strides
@@ -191,7 +191,7 @@ def _check_has_memory(tensor: Any, form: Form, start: int, nbytes: int) -> None:
         raise KvbmTypeError(f"is {a_type(tensor)} without memory, expected a tensor with a storage")
     if span:
         offset = tensor.storage_offset() * form.element.itemsize
-        raise KvbmValueError(f"needs {offset + span} bytes, and its storage has {nbytes}")
+        raise KvbmValueError(f"needs {counted(offset + span, 'byte')}, and its storage has {nbytes}")
 
 
 def _cuda_array_interface(obj: Any) -> dict[str, Any] | None:

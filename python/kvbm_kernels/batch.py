@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from kvbm_kernels._native import check, ffi, lib
-from kvbm_kernels._wording import a_type
+from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.arrays import Array, ArrayLike, Memory, describe
 from kvbm_kernels.dtypes import Element, is_bytes, is_raw
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
@@ -139,7 +139,9 @@ def _pairs(dsts: Sequence[ArrayLike], srcs: Sequence[ArrayLike]) -> _Pairs:
             )
         size = dst.form.nbytes
         if size != src.form.nbytes:
-            raise KvbmValueError(f"dsts[{i}] has {size} bytes and srcs[{i}] {src.form.nbytes}, expected as many")
+            raise KvbmValueError(
+                f"dsts[{i}] has {counted(size, 'byte')} and srcs[{i}] {src.form.nbytes}, expected as many"
+            )
         if dst.readonly:
             raise KvbmValueError(f"dsts[{i}] is read-only")
         sizes.append(size)
@@ -203,7 +205,8 @@ def _common_size(pairs: _Pairs) -> int:
     if (pairs.nbytes != size).any():
         i = int(np.flatnonzero(pairs.nbytes != size)[0])
         raise KvbmValueError(
-            f"dsts[{i}] has {pairs.nbytes[i]} bytes, expected the {size} of dsts[0]: all pairs have one size here"
+            f"dsts[{i}] has {counted(pairs.nbytes[i], 'byte')}, expected the {size} of dsts[0]: all pairs have one "
+            "size here"
         )
     return size
 

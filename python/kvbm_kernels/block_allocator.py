@@ -273,7 +273,7 @@ class BlockAllocator:
         assert not free & hashed.keys(), "a plainly free block has a hash"
 
     def __repr__(self) -> str:
-        return f"<BlockAllocator: {self.num_used} of {self.capacity} blocks used>"
+        return f"<BlockAllocator: {self.num_used} of {counted(self.capacity, 'block')} used>"
 
     def _evict(self) -> int:
         """The cached block that was not used for the longest time, its hash forgotten."""

@@ -137,13 +137,14 @@ class BlockPool(Uncopied):
         view = views[of]
         if view is None:
             raise KvbmValueError(
-                f'of is "kv", expected "k" or "v": rows of K have {self.head_dim} elements and rows of V '
+                f'of is "kv", expected "k" or "v": rows of K have {counted(self.head_dim, "element")} and rows of V '
                 f"{self.v_head_dim}"
             )
         return view if ids is None else view[ids]
 
     def __repr__(self) -> str:
         return (
-            f"<BlockPool: {self.allocator.num_used} of {self.num_blocks} blocks of {self.block_size} tokens used, "
+            f"<BlockPool: {self.allocator.num_used} of {counted(self.num_blocks, 'block')} of "
+            f"{counted(self.block_size, 'token')} used, "
             f"{counted(self.num_layers, 'layer')}, {self.kv_dtype.NAME}, {self.layout.name}>"
         )

@@ -285,7 +285,7 @@ def _unfused(form: Form, expected: Expected, names: Names) -> Form:
     itemsize = expected.dtype.itemsize
     if form.shape[-1] > 1 and form.strides[-1] != itemsize:
         raise KvbmValueError(
-            f"{names(0)} has the elements of a chunk {form.strides[-1]} bytes apart, expected {itemsize}"
+            f"{names(0)} has the elements of a chunk {counted(form.strides[-1], 'byte')} apart, expected {itemsize}"
         )
     return form._replace(
         shape=form.shape[:-1] + inner,

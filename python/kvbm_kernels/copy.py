@@ -114,7 +114,9 @@ def _as_pairs(dsts: object, srcs: object) -> list[_Pair]:
     if not isinstance(srcs, list | tuple):
         raise KvbmTypeError(f"src is {a_type(srcs)}, expected a list of views as dst is")
     if len(dsts) != len(srcs):
-        raise KvbmValueError(f"dst is a list of {len(dsts)} views and src of {len(srcs)}, expected the same number")
+        raise KvbmValueError(
+            f"dst is a list of {counted(len(dsts), 'view')} and src of {len(srcs)}, expected the same number"
+        )
     check_groups(dsts, srcs, "dst", "src", ("parts", "layers"))
     return [
         (as_view(dst, f"dst[{i}]"), as_view(src, f"src[{i}]"), f"dst[{i}]", f"src[{i}]")

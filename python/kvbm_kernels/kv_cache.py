@@ -33,7 +33,9 @@ class CapacityError(KvbmValueError):
     """More tokens than a cache may ever hold: ``needed`` and ``capacity`` say how many. Nothing was written."""
 
     def __init__(self, needed: int, capacity: int) -> None:
-        super().__init__(f"{needed} tokens are needed and the capacity is {capacity}")
+        super().__init__(
+            f"{counted(needed, 'token')} {'is' if needed == 1 else 'are'} needed and the capacity is {capacity}"
+        )
         self.needed = needed
         self.capacity = capacity
 
@@ -329,7 +331,7 @@ class KvCache(Uncopied, abc.ABC):
         self.release()
 
     def __repr__(self) -> str:
-        where = "released" if self._released else f"{len(self)} of {self.capacity} tokens"
+        where = "released" if self._released else f"{len(self)} of {counted(self.capacity, 'token')}"
         return f"<{type(self).__name__}: {where}, {counted(self.num_layers, 'layer')}, {self.kv_dtype.NAME}>"
 
     # What the two kinds do differently.

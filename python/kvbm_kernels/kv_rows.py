@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, SupportsIndex, TypeVar
 import numpy as np
 
 from kvbm_kernels._native import check, ffi, lib
+from kvbm_kernels._wording import counted
 from kvbm_kernels.array_group import Expected, Group, conform
 from kvbm_kernels.arrays import Array, Form, Memory, describe, memory_of
 from kvbm_kernels.blocks import BlockStack
@@ -370,7 +371,7 @@ def _laid_out(
     v_form = _named("v", conform, v_form, _expected_rows(outer, order, nh, v_hd, "v_head_dim", v_dtype))
     n, v_n = (form.shape[axes.index("t")] for form in (k_form, v_form))
     if n != v_n:
-        raise KvbmValueError(f"v has {v_n} tokens, expected {n} as k")
+        raise KvbmValueError(f"v has {counted(v_n, 'token')}, expected {n} as k")
     nl = 1 if one else nl
     if not n:
         return 0, ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.errors import KvbmValueError, Uncopied
 
 
@@ -45,7 +46,7 @@ class LayerLengths(Uncopied):
             behind = next(layer for layer in range(self.num_layers) if layer not in self._ahead)
             ahead, longest = max(self._ahead.items(), key=lambda each: each[1])
             raise KvbmValueError(
-                f"{what}: layer {behind} has {self.shortest} tokens and layer {ahead} {longest}, "
+                f"{what}: layer {behind} has {counted(self.shortest, 'token')} and layer {ahead} {longest}, "
                 "expected as many in all: append to the layers that are behind, or truncate"
             )
         return self.shortest

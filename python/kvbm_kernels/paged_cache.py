@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from kvbm_kernels._wording import a_type
+from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.arrays import ArrayLike
 from kvbm_kernels.block_pool import BlockPool, Part
 from kvbm_kernels.blocks import BlockStack
@@ -104,7 +104,7 @@ class PagedKvCache(KvCache):
         strangers = set() if named is None else set(named.tolist()).difference(self._held.ids)
         if strangers:
             raise KvbmIndexError(
-                f"block id {min(strangers)} is not among the {len(self._held.ids)} blocks of the cache"
+                f"block id {min(strangers)} is not among the {counted(len(self._held.ids), 'block')} of the cache"
             )
         return view
 
@@ -285,4 +285,6 @@ class PagedKvCache(KvCache):
     def _check_empty(self, what: str) -> None:
         n, held = self._lens.longest, len(self._held.ids)
         if n or held:
-            raise KvbmValueError(f"{what}: the cache has {n} tokens and {held} blocks, expected an empty one")
+            raise KvbmValueError(
+                f"{what}: the cache has {counted(n, 'token')} and {counted(held, 'block')}, expected an empty one"
+            )

@@ -64,7 +64,9 @@ class Plan(Generic[T]):
         for name, lists in (("dsts", to), ("srcs", of)):
             for i, views in enumerate(lists):
                 if len(views) != len(to[0]):
-                    raise KvbmValueError(f"{name}[{i}] is a list of {len(views)} views, dsts[0] of {len(to[0])}")
+                    raise KvbmValueError(
+                        f"{name}[{i}] is a list of {counted(len(views), 'view')}, dsts[0] of {len(to[0])}"
+                    )
         # Ranks all have the model's layers; a stage may number its own.
         fields = ("parts", "layers") if self.what == "heads" else ("parts",)
         for src, _, dst, _ in self.transfers:
@@ -96,7 +98,7 @@ class Plan(Generic[T]):
         if not isinstance(views, list | tuple):
             raise KvbmTypeError(f"{name} is {a_type(views)}, expected a list of {counted(len(held), 'view')}")
         if len(views) != len(held):
-            raise KvbmValueError(f"{name} is a list of {len(views)}, expected {len(held)} views")
+            raise KvbmValueError(f"{name} is a list of {len(views)}, expected {counted(len(held), 'view')}")
         symbol = _COUNTED[self.what]
         lists = []
         for i, (each, (start, stop)) in enumerate(zip(views, held, strict=True)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
+from kvbm_kernels._wording import counted
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError
 from kvbm_kernels.layouts import as_count, as_integer
 from kvbm_kernels.plans import Plan, Range, overlaps
@@ -45,8 +46,8 @@ def _layers_of_stages(stages: Any, nl: int, name: str) -> list[Range]:
         count = as_count(number, name, 1)
         if nl % count:
             raise KvbmValueError(
-                f"{name}: {nl} layers cannot be divided into {count} equal stages; expected a list with the layers of "
-                "each"
+                f"{name}: {counted(nl, 'layer')} cannot be divided into {count} equal stages; expected a list with the "
+                "layers of each"
             )
         sizes = [nl // count] * count
     elif isinstance(stages, list | tuple):
@@ -54,6 +55,6 @@ def _layers_of_stages(stages: Any, nl: int, name: str) -> list[Range]:
     else:
         raise KvbmTypeError(f"{name} is {stages!r}, expected a number of stages or a list with the layers of each")
     if sum(sizes) != nl:
-        raise KvbmValueError(f"{name} has {sum(sizes)} layers in all, expected nl = {nl}")
+        raise KvbmValueError(f"{name} has {counted(sum(sizes), 'layer')} in all, expected nl = {nl}")
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [(end - size, end) for size, end in zip(sizes, ends, strict=True)]

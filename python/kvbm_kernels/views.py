@@ -128,7 +128,8 @@ def _rows_of(axes: str, form: Form, shape: BlockShape, num_tables: int) -> tuple
     itemsize = shape.dtype.itemsize
     if shape.hd > 1 and stride["d"] != itemsize:
         raise KvbmValueError(
-            f"has the elements of a row {stride['d']} bytes apart, expected {itemsize}: rows have to be contiguous"
+            f"has the elements of a row {counted(stride['d'], 'byte')} apart, expected {itemsize}: rows have to be "
+            "contiguous"
         )
     num_blocks = form.shape[axes.index("b")] if "b" in axes else num_tables
     return (

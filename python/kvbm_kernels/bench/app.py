@@ -58,6 +58,12 @@ def _count(text: str) -> int:
     return number
 
 
+def _texts(text: str) -> str:
+    if not all(map(str.strip, text.split(","))):
+        raise ValueError(f"{text!r}, expected a text, or several with commas")
+    return text
+
+
 def _one_of(choices: dict[str, Any], abbreviations: dict[str, str]) -> Callable[[str], str]:
     short: dict[str, list[str]] = {}
     for abbreviation, name in abbreviations.items():
@@ -196,7 +202,11 @@ Standard output is CSV; everything else is on standard error.""".format(
 @click.option("--max-sms", type=_COUNT, help="The most multiprocessors a conversion may use.")
 @click.option("--beside", type=click.Choice(list(KERNELS)), help="Also run beside a compute kernel on the GPU.")
 @click.option("--suite", type=click.Choice([*SUITES, "all"]), help="A table of the project's instead of a combination.")
-@click.option("--only", help="Of a suite, rows whose title or pattern has this text, or with commas one of several.")
+@click.option(
+    "--only",
+    callback=_by(_texts),
+    help="Of a suite, rows whose title or pattern has this text, or with commas one of several.",
+)
 @click.option("--library", type=click.Choice(["torch", "cupy"]), help="Whose CUDA memory.  [default: the first there]")
 @click.option("--json", "json_file", type=_FILE, help="Write everything here too, samples and provenance included.")
 @click.option("--plot", "plot_file", type=_FILE, help=f"Draw the results into {_PLOT}.")
@@ -220,7 +230,7 @@ def kvbench(ctx: click.Context, /, json_file: Path | None, plot_file: Path | Non
     if options["suite"]:
         for name in given.keys() - of_suite:
             raise click.UsageError(f"--{name.replace('_', '-')} with --suite, expected only {_flags(of_suite)} with it")
-    elif options["only"]:
+    elif options["only"] is not None:
         raise click.UsageError("--only without --suite, expected both")
     files = [path for path in (json_file, plot_file) if path is not None]
     for i, path in enumerate(files):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 import kvbm_kernels as kk
 from kvbm_kernels._native import check, ffi, lib
+from kvbm_kernels._wording import counted
 from kvbm_kernels.bench.machine import Call, CudaMachine
 from kvbm_kernels.bench.patterns import Pattern
 from kvbm_kernels.bench.sides import Buffers
@@ -68,7 +69,7 @@ def prepare(backend: str, pattern: Pattern, buffers: Buffers, max_sms: int | Non
         return prepared or _copy_blocks(buffers, max_sms)
     run = pattern.run_nbytes(buffers.shape)
     if not pattern.keeps_order(buffers.shape):
-        raise Waived(f"{pattern.name} reorders pieces of {run} bytes: convert and auto do that")
+        raise Waived(f"{pattern.name} reorders pieces of {counted(run, 'byte')}: convert and auto do that")
     return _pieces(backend, buffers, run)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import sys
@@ -54,9 +55,12 @@ def _target(path: Path) -> tuple[Path, bool | None]:
     """Where links lead to, and whether a regular file is there; None for nothing."""
     target = Path(os.path.realpath(path))
     try:
-        return target, stat.S_ISREG(target.stat().st_mode)
+        mode = target.stat().st_mode
     except FileNotFoundError:
         return target, None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return target, stat.S_ISREG(mode)
 
 
 def _try(target: Path) -> None:

@@ -61,7 +61,7 @@ class _Commands(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError:
             expected = " or ".join(self.list_commands(ctx))
-            raise click.UsageError(f"no command {args[0]}, expected {expected}", ctx) from None
+            raise click.UsageError(f"no command {args[0] or repr('')}, expected {expected}", ctx) from None
 
 
 @click.group(

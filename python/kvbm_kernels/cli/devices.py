@@ -77,7 +77,7 @@ def _ask_smi() -> tuple[list[Device], str | None, str | None]:
     """Devices, the driver's release, and why there are none."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_SMI.values())}", "--format=csv,noheader,nounits"]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=20)
     except OSError:
         return [], None, "there is no nvidia-smi"
     except subprocess.TimeoutExpired:

@@ -24,21 +24,21 @@ def describe(found: Explanation, shape: BlockShape) -> list[tuple[str, ...]]:
         for loop in found.loops
     ).replace("+-", "-")
     ends = ["pinned host memory" if on_host else "device memory" for on_host in (route.src_on_host, route.dst_on_host)]
-    access = f"{route.read_nbytes} bytes"
+    access = count(route.read_nbytes, "byte")
     if route.read_nbytes != route.write_nbytes:
         access += f" read, {route.write_nbytes} written,"
     return [
-        ("segments", f"{found.segments:,} of {found.segment_nbytes:,} bytes, {segment_name(found, shape)}"),
-        ("loops", f"{loops or 'none'}; from {_count(found.items, 'pair')} of addresses"),
+        ("segments", f"{found.segments:,} of {count(found.segment_nbytes, 'byte')}, {segment_name(found, shape)}"),
+        ("loops", f"{loops or 'none'}; from {count(found.items, 'pair')} of addresses"),
         ("on a GPU", f"from {ends[0]} to {ends[1]}"),
         (
             "  kernel",
-            f"{route.kernel}; {_count(route.launches, 'launch')}, {route.params_nbytes:,} bytes of parameters",
+            f"{route.kernel}; {count(route.launches, 'launch')}, {route.params_nbytes:,} bytes of parameters",
         ),
-        ("  tiles", f"{route.tiles:,} of {route.tile_nbytes:,} bytes"),
-        ("  grid", f"{_count(route.ctas, 'CTA')} of {route.cta_threads} threads"),
+        ("  tiles", f"{route.tiles:,} of {count(route.tile_nbytes, 'byte')}"),
+        ("  grid", f"{count(route.ctas, 'CTA')} of {route.cta_threads} threads"),
         ("  access", f"{access} a thread at a time"),
-        ("on the host", f"{host.rows}; {_count(host.threads, 'thread')}"),
+        ("on the host", f"{host.rows}; {count(host.threads, 'thread')}"),
     ]
 
 
@@ -58,8 +58,8 @@ def segment_name(found: Explanation, shape: BlockShape) -> str:
     names = [
         name
         for count, name in (
-            (shape.nt, f"the {shape.nt} tokens of a head"),
-            (shape.nh, f"the {shape.nh} heads of a token"),
+            (shape.nt, f"the {count(shape.nt, 'token')} of a head"),
+            (shape.nh, f"the {count(shape.nh, 'head')} of a token"),
             (chunk, "a chunk"),
             (shape.nl * shape.no * chunk, "a block"),
         )
@@ -70,16 +70,16 @@ def segment_name(found: Explanation, shape: BlockShape) -> str:
 
 def _of_segments(found: Explanation, shape: BlockShape) -> str:
     if found.segments == 1:
-        return f"All {found.total_nbytes:,} bytes lie together on both sides: this is one plain copy."
-    runs = (
-        f"Runs of {found.segment_nbytes:,} bytes ({segment_name(found, shape)}) are the longest that both sides share"
-    )
+        lie = "The one byte lies" if found.total_nbytes == 1 else f"All {found.total_nbytes:,} bytes lie"
+        return f"{lie} together on both sides: this is one plain copy."
+    run = f"{count(found.segment_nbytes, 'byte')} ({segment_name(found, shape)})"
+    runs = f"Runs of {run} are the longest that both sides share"
     if not found.loops:
         return f"{runs}; each has an address of its own on at least one side."
     inner = found.loops[-1]
     return (
-        f"{runs}: the next one is {inner.src_stride:,} bytes further in the source and {inner.dst_stride:,} in the "
-        "destination."
+        f"{runs}: the next one is {count(inner.src_stride, 'byte')} further in the source and {inner.dst_stride:,} in "
+        "the destination."
     )
 
 
@@ -88,8 +88,9 @@ def _of_device(found: Explanation, shape: BlockShape) -> str:
     segment, width = found.segment_nbytes, route.read_nbytes
     if width < route.write_nbytes:
         how = (
-            f"segments of {segment} bytes are too short for an access of {_VECTOR_NBYTES}, but lie side by side in the "
-            f"destination: a thread reads {_VECTOR_NBYTES // segment} of them and writes {_VECTOR_NBYTES} bytes."
+            f"segments of {count(segment, 'byte')} are too short for an access of {_VECTOR_NBYTES}, but lie side by "
+            f"side in the destination: a thread reads {_VECTOR_NBYTES // segment} of them and writes {_VECTOR_NBYTES} "
+            "bytes."
         )
     elif route.is_shifted:
         how = (
@@ -99,15 +100,19 @@ def _of_device(found: Explanation, shape: BlockShape) -> str:
     elif width == _VECTOR_NBYTES:
         how = f"every access moves {_VECTOR_NBYTES} bytes, the widest there is."
     else:
-        step = "element by element" if width == shape.dtype.itemsize else f"{width} bytes at a time"
-        rows = f"rows of {segment} bytes" if segment == shape.row_nbytes else f"segments of {segment:,} bytes"
+        step = "element by element" if width == shape.dtype.itemsize else f"{count(width, 'byte')} at a time"
+        rows = (
+            f"rows of {count(segment, 'byte')}"
+            if segment == shape.row_nbytes
+            else f"segments of {count(segment, 'byte')}"
+        )
         how = (
             f"{rows} move {step}, because {width} is the largest power of two that divides every address, stride and "
             f"length; accesses of {_VECTOR_NBYTES} bytes would be {_VECTOR_NBYTES // width} times fewer."
         )
     if route.src_on_host or route.dst_on_host:
         how += (
-            f" Crossing the link takes no more than {_count(route.ctas, 'CTA')}, and leaves the rest of the GPU alone."
+            f" Crossing the link takes no more than {count(route.ctas, 'CTA')}, and leaves the rest of the GPU alone."
         )
     return how
 
@@ -118,8 +123,8 @@ def _of_host(found: Explanation) -> str:
     if route.joins_segments:
         how += ", once those that follow each other on both sides are joined"
     shared = " share each of them" if route.cuts_segments and route.threads > 1 else ""
-    return f"{how}; {_count(route.threads, 'thread')}{shared}."
+    return f"{how}; {count(route.threads, 'thread')}{shared}."
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('h') else 's'}"

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 from xml.etree import ElementTree as Xml
 
-from kvbm_kernels.cli.facts import describe, reasons
+from kvbm_kernels.cli.facts import count, describe, reasons
 from kvbm_kernels.cli.places import Indices, Picture, Row, Shown, Side, outer_name, row_name, show
 from kvbm_kernels.explanation import Explanation
 from kvbm_kernels.layouts import BlockShape
@@ -70,7 +70,8 @@ def draw(picture: Picture, found: Explanation, num_blocks: int) -> str:
     Xml.SubElement(root, "rect", {"width": "100%", "height": "100%", "fill": "white"})
     _text(root, _MARGIN, _MARGIN + 10, title, size=15, weight="bold")
     gaps = "" if picture.shown.is_all else "; rows are left out at the dots"
-    legend = f"A box is a row of {shape.row_nbytes:,} bytes, 0A that of token 0 and head A; a band is a segment{gaps}."
+    row = f"a row of {count(shape.row_nbytes, 'byte')}"
+    legend = f"A box is {row}, 0A that of token 0 and head A; a band is a segment{gaps}."
     _text(root, _MARGIN, _MARGIN + 32, legend)
 
     for segment in picture.segments(picture.dst):

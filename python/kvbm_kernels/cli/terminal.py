@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvbm_kernels.cli.facts import describe, reasons
+from kvbm_kernels.cli.facts import count, describe, reasons
 from kvbm_kernels.cli.places import DIMS, Picture, Row, Shown, Side, outer_name, row_name, show
 from kvbm_kernels.explanation import Explanation
 from kvbm_kernels.layouts import BlockShape
@@ -38,7 +38,7 @@ def draw(console: Console, picture: Picture, found: Explanation, num_blocks: int
     shape = picture.shape
     which = "A block" if num_blocks == 1 else f"The first of {num_blocks:,} blocks"
     gaps = "" if picture.shown.is_all else f", {_GAP} leaves rows out"
-    _print_folded(console, f"{which} of {shape}: {shape.block_nbytes:,} bytes, in rows of {shape.row_nbytes:,}")
+    _print_folded(console, f"{which} of {shape}: {count(shape.block_nbytes, 'byte')}, in rows of {shape.row_nbytes:,}")
     _print_folded(console, f"0A is the row of token 0 and head A; | ends a segment{gaps}")
     for title, side in (("From", picture.src), ("To", picture.dst)):
         _heading(console, f"{title} {side.kind.title}: {side.kind.memory}")
