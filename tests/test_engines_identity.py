@@ -128,6 +128,11 @@ class TestPieces:
         assert view[[4, 2]].geometry.ids.tolist() == [8, 9, 4, 5]
         assert view.heads(0, 1)[[4]].geometry.ids.tolist() == [8, 9]
 
+    def test_a_view_says_how_many_blocks_an_id_is(self, rng):
+        view = self.view(rng, "BHNC")
+        assert repr(view).startswith("<EngineBlocks: 8 blocks, 2 to an id, of nl=")
+        assert repr(view[[4]]).startswith("<EngineBlocks: 2 blocks of nl=")
+
     def test_a_selection_counts_from_0_as_every_view_does(self, rng):
         selected = self.view(rng, "BHNC")[[4, 2]]
         assert (selected.num_reserved, selected.pieces, selected.num_blocks) == (0, 1, 4)
@@ -156,9 +161,32 @@ class TestPieces:
             view[[0]]
         assert len(view[[1]]) == 4
 
+    def test_a_selection_keeps_its_ids_when_it_is_split(self, rng):
+        view = engines.split_blocks(self.view(rng, "BNHC")[[3]], 1)
+        assert (view.pieces, view.num_blocks, len(view), len(view[0])) == (4, 1, 4, 4)
+        message = r"block id 1, expected 0 to 0: an id stands for 4 blocks of the view, and view\[:\] has one for each$"
+        with pytest.raises(IndexError, match=message):
+            view[[0, 1, 2]]
+        assert view[:][[0, 1, 2]].geometry.ids.tolist() == [12, 13, 14]
+
+    def test_the_first_tokens_of_a_block_are_split_as_all_are(self, rng):
+        """Where a sequence ends within a block, what is behind its end stays as it is."""
+        view = self.view(rng, "BNHC")
+        out = np.zeros((4, view.shape.nh, view.shape.nl, 2, 4, view.shape.hd), np.uint16)
+        saved = kk.UniversalBlocks(out, view.shape)
+        kk.copy_blocks(saved[:2], view[[2, 4]])
+        first = engines.split_blocks(view[[2]].tokens(0, 3), 1)
+        assert len(first) == 3
+        kk.copy_blocks(first, engines.split_blocks(view[[4]], 1)[:][[0, 1, 2]])
+        kk.copy_blocks(saved[2:], view[[2, 4]])
+        assert np.array_equal(out[2, ..., :3, :], out[1, ..., :3, :])
+        assert np.array_equal(out[2, ..., 3:, :], out[0, ..., 3:, :])
+        assert not np.array_equal(out[0], out[1])
+
     def test_ids_that_there_are_not_are_told_in_the_engines_numbers(self, rng):
         view = self.view(rng, "BHNC")
-        with pytest.raises(IndexError, match="block id 5, expected 1 to 4: those below are reserved$"):
+        message = "block id 5, expected 1 to 4: those below are reserved; an id stands for 2 blocks of the view"
+        with pytest.raises(IndexError, match=message):
             view[[1, 5]]
         with pytest.raises(IndexError, match="block id 4, expected 0 to 3: the view has 4 blocks$"):
             view[[1, 2]][4]

@@ -82,7 +82,10 @@ class View(Uncopied):
 
     def __repr__(self) -> str:
         layout = f", {self.layout.name}" if self.layout is not None else ""
-        return f"<{type(self).__name__}: {counted(len(self), 'block')} of {self.shape}{layout}, {self.device}>"
+        return f"<{type(self).__name__}: {self._counted()} of {self.shape}{layout}, {self.device}>"
+
+    def _counted(self) -> str:
+        return counted(len(self), "block")
 
     def _narrowed(self, geometry: Geometry, shape: BlockShape) -> Self:
         view = object.__new__(type(self))
@@ -148,8 +151,11 @@ def _as_range(what: str, start: SupportsIndex, stop: SupportsIndex, count: int) 
     return first, end
 
 
-def as_block_ids(ids: Any, count: int, num_reserved: int = 0) -> Addresses:
-    """Block ids below ``count``, of which those below ``num_reserved`` are left to the caller to refuse."""
+def as_block_ids(ids: Any, count: int, num_reserved: int = 0, pieces: int = 1) -> Addresses:
+    """Block ids below ``count``, of which those below ``num_reserved`` are left to the caller to refuse.
+
+    ``pieces`` is how many blocks of the view each of them stands for.
+    """
     if isinstance(ids, slice):
         try:
             return np.arange(*ids.indices(count), dtype=np.int64)
@@ -164,6 +170,9 @@ def as_block_ids(ids: Any, count: int, num_reserved: int = 0) -> Addresses:
             expected = "none: all blocks are reserved" if num_reserved else "none: the view has no blocks"
         else:
             why = "those below are reserved" if num_reserved else f"the view has {counted(count, 'block')}"
+            if pieces > 1:
+                each = f"an id stands for {pieces} blocks of the view, and view[:] has one for each"
+                why = f"{why}; {each}" if num_reserved else each
             expected = f"{num_reserved} to {count - 1}: {why}"
         raise KvbmIndexError(f"block id {wrong}, expected {expected}")
     # A copy even so, for the caller's table may change later.

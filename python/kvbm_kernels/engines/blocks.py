@@ -29,7 +29,7 @@ class EngineBlocks(BlockStack):
 
     Where the engine keeps a block in ``pieces`` pieces that no single stride steps through, an id stands for that many
     blocks of the view, in the order of their tokens, and ``len(view[[7]])`` is ``pieces``. :func:`split_blocks` makes
-    the like of any other view.
+    the like of any other view. ``view[:]`` has an id for each block of the view.
     """
 
     __slots__ = ("num_reserved", "pieces")
@@ -46,7 +46,7 @@ class EngineBlocks(BlockStack):
         """Only some blocks, by the engine's ids; a slice from the start begins behind the reserved ones."""
         if isinstance(ids, slice) and ids.start is None and (ids.step is None or (as_integer(ids.step) or 0) > 0):
             ids = slice(self.num_reserved, ids.stop, ids.step)
-        found = as_block_ids(ids, self.num_blocks, self.num_reserved)
+        found = as_block_ids(ids, self.num_blocks, self.num_reserved, self.pieces)
         if found.size and found.min() < self.num_reserved:
             raise KvbmIndexError(
                 f"block id {found[found < self.num_reserved][0]} is reserved and holds no sequence, "
@@ -56,6 +56,9 @@ class EngineBlocks(BlockStack):
         view = super().__getitem__(places.reshape(-1))
         view.num_reserved, view.pieces = 0, 1
         return view
+
+    def _counted(self) -> str:
+        return super()._counted() + (f", {self.pieces} to an id," if self.pieces > 1 else "")
 
     def _narrowed(self, geometry: Geometry, shape: BlockShape) -> Self:
         view = super()._narrowed(geometry, shape)
@@ -80,7 +83,10 @@ def split_blocks(view: _AnyView, num_tokens: SupportsIndex) -> _AnyView:
     """The same blocks as more of them, of ``num_tokens`` tokens each: those of block 0, then those of block 1.
 
     What lies in blocks of 256 tokens is copied to and from an engine's blocks of 16 this way. Nothing is copied to
-    split it.
+    split it. Where a sequence ends within a block, its tokens are chosen first: ``split_blocks(view.tokens(0, 48),
+    16)`` has 3 blocks for each of the view.
+
+    An :class:`EngineBlocks` keeps the ids it has: each of them stands for all that its block was split into.
 
     Raises KvbmValueError if the tokens of a block cannot be divided so.
     """
