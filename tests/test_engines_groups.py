@@ -71,7 +71,20 @@ class TestGroupsThatTheCallerKnows:
         caches = {f"layers.{i}": zeros(B, 2, N, H, D) for i in range(3)}
         per_layer = {"num_kv_heads": [H, H, H]}
         call = {"layout": "blocks_first", "block_size": N, "per_layer": per_layer}
-        assert layer_groups(from_vllm, caches, groups=[[2], [0, 1]], **call).layers == ((2,), (0, 1))
+        for groups in ([[2], [0, 1]], [["layers.2"], ["layers.0", "layers.1"]], [["layers.2"], ("layers.0", 1)]):
+            assert layer_groups(from_vllm, caches, groups=groups, **call).layers == ((2,), (0, 1))
+        for groups, error, message in (
+            ([["layers.2"], ["layers.7"]], IndexError, r"groups\[1\]\[0\] is 'layers.7', expected a key of tensors"),
+            ([["layers.2"], [2]], ValueError, r"groups\[1\]\[0\] is 2, which is in groups\[0\] already"),
+            ([[2], ["layers.2"]], ValueError, r"groups\[1\]\[0\] is 'layers.2', which is in groups\[0\] already"),
+            ([["layers.0", 2]], ValueError, r"groups has no layer 1 \('layers.1'\), expected each of 3 layers"),
+            (["layers.0"], TypeError, r"groups\[0\] is a str, expected a list of layers"),
+        ):
+            with raises(error, message):
+                layer_groups(from_vllm, caches, groups=groups, **call)
+        # A key that is a number could be another layer's place.
+        with raises(IndexError, r"groups\[0\]\[0\] is 7, expected 0 to 0"):
+            layer_groups(from_vllm, {7: caches["layers.0"]}, groups=[[7]], layout="blocks_first", block_size=N)
         with raises(ValueError, r"kv_caches\['layers.1'\] .* is the same memory as kv_caches\['layers.0'\]"):
             layer_groups(from_vllm, {**caches, "layers.1": caches["layers.0"]}, groups=[[2], [0, 1]], **call)
 
@@ -86,7 +99,7 @@ class TestGroupsThatTheCallerKnows:
             ([[0, 1, 2, -1]], ValueError, r"groups\[0\]\[3\] is -1, expected 0 or more"),
             ([[0, 1, 2, 3.0]], TypeError, r"groups\[0\]\[3\] is 3.0, expected an integer"),
             ([0, 1, 2, 3], TypeError, r"groups\[0\] is an int, expected a list of layers"),
-            (["layers.0"], TypeError, r"groups\[0\] is a str, expected a list of layers"),
+            ([["layers.0"]], TypeError, r"groups\[0\]\[0\] is 'layers.0', expected an integer"),
             (3, TypeError, "groups is an int, expected a list with the layers of each group"),
         ):
             with raises(error, message) as raised:

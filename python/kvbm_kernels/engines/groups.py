@@ -95,7 +95,7 @@ def layer_groups(
     adapter: Callable[..., BlockStack | LayerGroups],
     tensors: LayerTensors,
     *,
-    groups: Sequence[Sequence[SupportsIndex]] | None = None,
+    groups: Sequence[Sequence[SupportsIndex | str]] | None = None,
     part: Part | None = None,
     parts: Sequence[str] = (),
     per_layer: Mapping[str, Sequence[Any]] | None = None,
@@ -105,7 +105,8 @@ def layer_groups(
 
     ``adapter`` is one of the functions of this package that take an entry of ``tensors`` for each layer, and is called
     with ``arguments``. ``groups`` are the layers that go together, each layer in one of them: those that an engine has
-    a block table for, such as layers with a window and layers without. They are views in that order. Without it layers
+    a block table for, such as layers with a window and layers without. They are views in that order. A layer is its
+    place in ``tensors``, or its name where these are a dict by name; ``layers`` has places. Without groups layers
     whose blocks come out alike, and as many, are one view, in the order of the model, and views are in the order of
     their first layers; so layers that differ in their block table alone are not told apart.
 
@@ -142,7 +143,7 @@ def layer_groups(
             raise KvbmTypeError(f"the adapter returned {a_type(made)}, expected a BlockStack")
         return [(made, of or "kv")]
 
-    together = None if groups is None else as_groups(groups, own, count)
+    together = None if groups is None else as_groups(groups, own, [key for key, _ in entries])
     views: list[BlockStack] = []
     held: list[tuple[int, ...]] = []
     kinds: list[str] = []

@@ -47,24 +47,25 @@ def as_values(per_layer: Any, arguments: Mapping[str, Any], count: int) -> dict[
     return own
 
 
-def as_groups(groups: Any, own: Mapping[str, Sequence[Any]], count: int) -> list[list[int]]:
-    """The layers of each group, every one of ``count`` layers once.
+def as_groups(groups: Any, own: Mapping[str, Sequence[Any]], keys: Sequence[Any]) -> list[list[int]]:
+    """The layers of each group, every one of those with these keys once, by its number or, if that is a name, its key.
 
-    Raises KvbmTypeError for what are no lists of integers, KvbmIndexError for a layer that there is not, and
+    Raises KvbmTypeError for what are no lists of integers and names, KvbmIndexError for a layer that there is not, and
     KvbmValueError for one that is in no group or in two, and for groups whose layers have not the same ``own`` values.
     """
+    count = len(keys)
+    numbers = {key: i for i, key in enumerate(keys) if isinstance(key, str)}
     found: dict[int, int] = {}
     together: list[list[int]] = []
     for i, group in enumerate(listed(groups, "groups", "a list with the layers of each group")):
         name = f"groups[{i}]"
-        layers = [as_count(layer, f"{name}[{j}]", 0) for j, layer in enumerate(listed(group, name, "a list of layers"))]
-        if not layers:
+        named = listed(group, name, "a list of layers")
+        if not named:
             raise KvbmValueError(f"{name} has no layers, expected at least 1")
+        layers = [_number(layer, f"{name}[{j}]", numbers, count) for j, layer in enumerate(named)]
         for j, layer in enumerate(layers):
-            if layer >= count:
-                raise KvbmIndexError(f"{name}[{j}] is {layer}, expected 0 to {count - 1}")
             if layer in found:
-                raise KvbmValueError(f"{name}[{j}] is {layer}, which is in groups[{found[layer]}] already")
+                raise KvbmValueError(f"{name}[{j}] is {named[j]!r}, which is in groups[{found[layer]}] already")
             found[layer] = i
             for argument, values in own.items():
                 first = layers[0]
@@ -76,8 +77,20 @@ def as_groups(groups: Any, own: Mapping[str, Sequence[Any]], count: int) -> list
         together.append(layers)
     missing = next((layer for layer in range(count) if layer not in found), None)
     if missing is not None:
-        raise KvbmValueError(f"groups has no layer {missing}, expected each of {counted(count, 'layer')} in one group")
+        name = f"{missing} ({keys[missing]!r})" if keys[missing] in numbers else str(missing)
+        raise KvbmValueError(f"groups has no layer {name}, expected each of {counted(count, 'layer')} in one group")
     return together
+
+
+def _number(layer: Any, name: str, numbers: Mapping[str, int], count: int) -> int:
+    if isinstance(layer, str) and numbers:
+        if layer not in numbers:
+            raise KvbmIndexError(f"{name} is {layer!r}, expected a key of tensors, or 0 to {count - 1}")
+        return numbers[layer]
+    number = as_count(layer, name, 0)
+    if number >= count:
+        raise KvbmIndexError(f"{name} is {number}, expected 0 to {count - 1}")
+    return number
 
 
 def _plain(value: Any, name: str) -> Any:
