@@ -193,6 +193,86 @@ class TestScalesOfGroups:
             layer_groups(from_sglang, rows, per_layer={"scales": [[each] for each in flat]}, **PAGES)
 
 
+class TestSelect:
+    """Ids are for every view, or there is a list of them for each group of layers."""
+
+    GROUPS = ((0, 2), (1, 3))
+
+    @staticmethod
+    def ids(groups):
+        return [view.geometry.ids.tolist() for view in groups]
+
+    def test_a_table_for_each_group(self, rng):
+        torch = pytest.importorskip("torch")
+        groups = layer_groups(from_sglang, pool(rng), groups=self.GROUPS, **PAGES)
+        assert self.ids(groups.select([1, 3])) == [[1, 3], [1, 3]]
+        assert self.ids(groups.select([np.int64(1), torch.tensor(3)])) == [[1, 3], [1, 3]]
+        assert self.ids(groups.select([])) == [[], []]
+        for tables in ([[1], [2, 3]], ([1], np.array([2, 3])), (torch.tensor([1]), range(2, 4)), [(1,), slice(2, 4)]):
+            selected = groups.select(tables)
+            assert self.ids(selected) == [[1], [2, 3]]
+            assert (selected.layers, selected.parts) == (groups.layers, groups.parts)
+        assert self.ids(groups.select([[], [3]])) == [[], [3]]
+
+    def test_the_parts_of_a_group_have_its_table(self, rng):
+        groups = layer_groups(from_sglang, pool(rng), groups=self.GROUPS, parts=("k", "v"), **PAGES)
+        assert self.ids(groups.select([[1], [2, 3]])) == [[1], [2, 3]] * 2
+        rows, scales = pool(rng, dtype=np.uint8), pool(rng, width=1, dtype=np.float32)
+        flat = [tuple(each.reshape(B * N, H) for each in pair) for pair in scales]
+        groups = layer_groups(from_sglang, rows, scales=flat, groups=self.GROUPS, **PAGES)
+        assert self.ids(groups.select([[1], [2, 3]])) == [[1], [1], [2, 3], [2, 3]]
+
+    def test_others_are_refused(self, rng):
+        groups = layer_groups(from_sglang, pool(rng), groups=self.GROUPS, parts=("k", "v"), **PAGES)
+        for ids, error, message in (
+            ([[1]], ValueError, r"ids has 1 list, expected 2: one for each group of layers, \[\(0, 2\), \(1, 3\)"),
+            ([[1], [2], [1], [2]], ValueError, "ids has 4 lists, expected 2: one for each group of layers"),
+            ([[1], 2], TypeError, r"block ids \[0\] is \[1\], expected an integer"),
+            ([[1], [B]], IndexError, rf"ids\[1\]: block id {B}, expected 1 to {B - 1}: those below are reserved"),
+            ([[1], "a"], TypeError, r"ids\[1\]: block ids are a str"),
+            ([[1], [[2]]], TypeError, r"ids\[1\]: block ids \[0\] is \[2\], expected an integer"),
+        ):
+            with raises(error, message) as raised:
+                groups.select(ids)
+            assert isinstance(raised.value, kk.KvbmError)
+
+
+class TestLayer:
+    """One layer of the model, whichever group has it."""
+
+    def test_is_of_the_group_that_has_it(self, rng):
+        src = pool(rng)
+        dst = empty(src)
+        of, to = (layer_groups(from_sglang, each, groups=[[0, 2], [3, 1]], **PAGES) for each in (src, dst))
+        of, to = of.select([[1], [2, 3]]), to.select([[3], [1, 2]])
+        kk.copy_blocks(to.layer(1), of.layer(1))
+        for layer, (mine, theirs) in enumerate(zip(dst, src, strict=True)):
+            for i, j in ((1, 2), (2, 3), (3, None)):
+                for a, b in zip(mine, theirs, strict=True):
+                    assert np.array_equal(block(a, i), block(b, j) if layer == 1 and j else np.zeros((N, H, D)))
+        with raises(ValueError, r"dst has layers \(\(1,\),\) and src \(\(3,\),\), expected the same"):
+            kk.copy_blocks(to.layer(1), of.layer(3))
+
+    def test_has_every_part(self, rng):
+        groups = layer_groups(from_sglang, pool(rng), groups=[[0, 2], [1, 3]], parts=("k", "v"), **PAGES)
+        layer = groups.layer(np.int64(2))
+        assert (layer.layers, layer.parts) == (((2,), (2,)), ("k", "v"))
+        assert [view.shape.nl for view in layer] == [1, 1]
+
+    def test_that_is_in_no_group(self, rng):
+        groups = layer_groups(from_sglang, pool(rng), **PAGES)
+        for layer, error, message in (
+            (4, IndexError, "layer 4 is in no group: the groups have 0 to 3"),
+            (-1, ValueError, "layer is -1, expected 0 or more"),
+            ("a", TypeError, "layer is 'a', expected an integer"),
+        ):
+            with raises(error, message) as raised:
+                groups.layer(layer)
+            assert isinstance(raised.value, kk.KvbmError)
+        with raises(IndexError, "layer 0 is in no group: there are no groups"):
+            LayerGroups([], []).layer(0)
+
+
 class TestRefused:
     def test_arguments_that_are_no_lists_and_no_plain_values(self, rng):
         torch = pytest.importorskip("torch")

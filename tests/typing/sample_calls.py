@@ -166,6 +166,7 @@ def engines(tensors: list[npt.NDArray[Any]], pairs: list[tuple[DeviceArray, Devi
     groups = kk.engines.layer_groups(kk.engines.from_transformers, pairs, parts=("k", "v"), block_size=16)
     windows = kk.engines.layer_groups(kk.engines.from_sglang, pairs, groups=[[0, 2], [1]], part="k", scales=pairs)
     kk.copy_blocks(groups.select([1]).shard(0, 2), beside)
+    kk.copy_blocks(windows.select([[1], range(2)]).layer(2), windows.select(np.array([1, 2])).layer(np.int64(2)))
     kk.copy_blocks([view[[1]] for view in windows], windows)
     kk.copy_blocks(kk.engines.split_blocks(pages, 1), blocks)
     held: tuple[tuple[int, ...], ...] = groups.layers

@@ -9,8 +9,8 @@ from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.blocks import BlockStack
 from kvbm_kernels.engines.per_layer import as_groups, as_values, listed
 from kvbm_kernels.engines.tensors import LayerTensors, Part, place_of
-from kvbm_kernels.errors import KvbmTypeError, KvbmValueError, Uncopied
-from kvbm_kernels.layouts import as_count
+from kvbm_kernels.errors import KvbmError, KvbmIndexError, KvbmTypeError, KvbmValueError, Uncopied
+from kvbm_kernels.layouts import as_count, as_integer
 from kvbm_kernels.views import BlockIds, View
 
 if TYPE_CHECKING:
@@ -55,17 +55,53 @@ class LayerGroups(Uncopied, tuple[BlockStack, ...]):
                 "expected as many of each"
             )
         named = [(part, layer) for held, part in zip(groups.layers, groups.parts, strict=True) for layer in held]
-        twice = next((each for i, each in enumerate(named) if each in named[:i]), None)
-        if twice is not None:
-            raise KvbmValueError(f"layer {twice[1]} of {twice[0]} is in two views, expected it once")
+        if len(set(named)) < len(named):
+            part, layer = next(each for i, each in enumerate(named) if each in named[:i])
+            raise KvbmValueError(f"layer {layer} of {part} is in two views, expected it once")
         for view, held, part in zip(groups, groups.layers, groups.parts, strict=True):
             if view.shape.nl != len(held):
                 raise KvbmValueError(f"layers {list(held)} for a view of {counted(view.shape.nl, 'layer')} of {part}")
         return groups
 
-    def select(self, ids: SupportsIndex | slice | BlockIds) -> Self:
-        """Only these blocks, the same of every view. An engine with a block table for each group selects from each."""
-        return self._of([view[ids] for view in self])
+    def select(self, ids: SupportsIndex | slice | BlockIds | Sequence[slice | BlockIds]) -> Self:
+        """Only these blocks, the same of every view; or, with a list of ids for each group of layers, those of each.
+
+        A group's views, such as K and V apart or rows and their scales, all take its ids. Groups are in the order in
+        which ``layers`` first has them. Raises what ``view[ids]`` raises, and KvbmValueError for fewer or more lists
+        than groups.
+        """
+        if not isinstance(ids, list | tuple) or not ids or not all(map(_is_table, ids)):
+            return self._of([view[ids] for view in self])  # type: ignore[index]
+        groups = list(dict.fromkeys(self.layers))
+        if len(ids) != len(groups):
+            found = counted(len(ids), "list")
+            raise KvbmValueError(f"ids has {found}, expected {len(groups)}: one for each group of layers, {groups}")
+        views = []
+        for view, layers in zip(self, self.layers, strict=True):
+            i = groups.index(layers)
+            try:
+                views.append(view[ids[i]])
+            except KvbmError as error:
+                raise type(error)(f"ids[{i}]: {error}") from None
+        return self._of(views)
+
+    def layer(self, layer: SupportsIndex) -> Self:
+        """Only one of the layers, by the number that ``layers`` has for it: one view, or one for each part.
+
+        Raises KvbmIndexError for a layer that no view has.
+        """
+        number = as_count(layer, "layer", 0)
+        views, parts = [], []
+        for view, layers, part in zip(self, self.layers, self.parts, strict=True):
+            if number in layers:
+                place = layers.index(number)
+                views.append(view.layers(place, place + 1))
+                parts.append(part)
+        if not views:
+            held = sorted(layer for layers in self.layers for layer in layers)
+            there = f"the groups have {held[0]} to {held[-1]}" if held else "there are no groups"
+            raise KvbmIndexError(f"layer {number} is in no group: {there}")
+        return type(self)(views, [(number,)] * len(views), parts)
 
     def shard(self, rank: SupportsIndex, size: SupportsIndex) -> Self:
         """Only the heads that one of ``size`` tensor-parallel ranks holds, as :meth:`View.shard` does it."""
@@ -73,6 +109,10 @@ class LayerGroups(Uncopied, tuple[BlockStack, ...]):
 
     def _of(self, views: Iterable[BlockStack]) -> Self:
         return type(self)(views, self.layers, self.parts)
+
+
+def _is_table(ids: object) -> bool:
+    return isinstance(ids, slice) or (hasattr(ids, "__len__") and as_integer(ids) is None)
 
 
 def beside(rows: BlockStack, scales: BlockStack, part: Part | None) -> LayerGroups:
