@@ -306,11 +306,18 @@ class TestFromLayers:
         layers = list(kv.transpose(1, 0, 2, 3, 4, 5))
         with pytest.raises(ValueError, match="tensors is a list of 3, expected a list of nl = 4"):
             kk.BlockStack.from_layers(layers[:3], SHAPE)
-        with pytest.raises(ValueError, match="tensors is a ndarray, expected a list of nl = 4"):
-            kk.BlockStack.from_layers(kv, SHAPE)
         pairs = [(layer[:, 0], layer[:, 1]) for layer in layers]
-        with pytest.raises(ValueError, match=r"tensors\[2\] is a list of 1, expected a list of no = 2"):
+        with pytest.raises(ValueError, match=r"tensors\[2\] is a list of 1, expected a list of no = 2$"):
             kk.BlockStack.from_layers([*pairs[:2], pairs[2][:1], pairs[3]], SHAPE, "bthd")
+
+    def test_arrays_in_the_place_of_lists(self, kv):
+        layers = list(kv.transpose(1, 0, 2, 3, 4, 5))
+        for tensors, axes, message in (
+            (kv, "bothd", "tensors is a ndarray, expected a list of nl = 4: axes is 'bothd' without l, so layers are"),
+            (layers, "bthd", r"tensors\[0\] is a ndarray, .* no = 2: axes is 'bthd' without o, so K and V of a"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                kk.BlockStack.from_layers(tensors, SHAPE, axes)
 
     def test_layers_that_differ_are_named(self, kv):
         """Other head dimensions, other numbers of blocks, other strides: never moved as if they were the same."""

@@ -95,7 +95,7 @@ class BlockStack(View):
             apart["nl"] = shape.nl
         if "o" not in axes and shape.no > 1:
             apart["no"] = shape.no
-        arrays, names = _nested(tensors, apart, name)
+        arrays, names = _nested(tensors, apart, name, axes)
         steps = PerIndex(layer=apart.get("no", 1) if "nl" in apart else 0, outer=int("no" in apart))
         return cls._of_arrays(arrays, shape, axes, names, steps)
 
@@ -220,18 +220,24 @@ def _chunks(tensors: Any, shape: BlockShape, name: str) -> tuple[list[Any], Name
     return chunks, chunk_name
 
 
-def _nested(tensors: Any, counts: dict[str, int], name: str) -> tuple[list[Any], Names]:
+# What is given apart where axes are without the letter.
+_APART = {"nl": "layers", "no": "K and V of a layer"}
+
+
+def _nested(tensors: Any, counts: dict[str, int], name: str, axes: str) -> tuple[list[Any], Names]:
     """The tensors of lists nested as deep as there are counts, and their names."""
     if not counts:
         return [tensors], lambda _: name
     (symbol, count), *inner = counts.items()
     if not isinstance(tensors, list | tuple) or len(tensors) != count:
-        raise KvbmValueError(f"{name} is {_sized(tensors)}, expected a list of {symbol} = {count}")
+        is_list = isinstance(tensors, list | tuple)
+        why = "" if is_list else f": axes is {axes!r} without {symbol[1]}, so {_APART[symbol]} are given apart"
+        raise KvbmValueError(f"{name} is {_sized(tensors)}, expected a list of {symbol} = {count}{why}")
     if not inner:
         return list(tensors), lambda i: f"{name}[{i}]"
     flat = []
     for i, entry in enumerate(tensors):
-        flat += _nested(entry, dict(inner), f"{name}[{i}]")[0]
+        flat += _nested(entry, dict(inner), f"{name}[{i}]", axes)[0]
     width = inner[0][1]
     return flat, lambda i: f"{name}[{i // width}][{i % width}]"
 
