@@ -153,8 +153,10 @@ class TestRefused:
         (dst, read_back), src, _ = good
         for dsts, srcs, error, message in (
             ([dst], [src, src], ValueError, "dst is a list of 1 view and src of 2, expected the same number"),
-            ([dst], src, TypeError, "src is a BlockStack, expected a list of views as dst is"),
-            (dst, [src], TypeError, "src is a list, expected a view"),
+            ([dst], src, TypeError, "dst is a list of 1 view and src one view, expected two views or two lists"),
+            (dst, [src, src], TypeError, "dst is one view and src a list of 2 views, expected two views or two lists"),
+            (dst, {src}, TypeError, "src is a set, expected a view$"),
+            ([dst], None, TypeError, "src is a NoneType, expected a view or a list of views"),
             ({dst}, [src], TypeError, "dst is a set, expected a view or a list of views"),
             ([[dst]], [[src]], TypeError, r"dst\[0\] is a list, expected a view"),
         ):

@@ -54,7 +54,10 @@ def copy_blocks(
     memory where CUDA has to reach it; StubBuildError for CUDA work in the build without it; CudaError for what CUDA
     reports.
     """
-    pairs = [(dst, as_view(src, "src"), "dst", "src")] if isinstance(dst, View) else _as_pairs(dst, src)
+    if isinstance(dst, View) and not isinstance(src, list | tuple):
+        pairs = [(dst, as_view(src, "src"), "dst", "src")]
+    else:
+        pairs = _as_pairs(dst, src)
     threads = as_c_int(num_threads, "num_threads", 0)
     options = ffi.NULL if max_sms is None else _options(max_sms)
     _copy_pairs(pairs, stream, threads, options)
@@ -109,19 +112,23 @@ def as_view(obj: object, name: str) -> View:
 
 
 def _as_pairs(dsts: object, srcs: object) -> list[_Pair]:
-    if not isinstance(dsts, list | tuple):
-        raise KvbmTypeError(f"dst is {a_type(dsts)}, expected a view or a list of views")
-    if not isinstance(srcs, list | tuple):
-        raise KvbmTypeError(f"src is {a_type(srcs)}, expected a list of views as dst is")
+    for views, name in ((dsts, "dst"), (srcs, "src")):
+        if not isinstance(views, View | list | tuple):
+            raise KvbmTypeError(f"{name} is {a_type(views)}, expected a view or a list of views")
+    if not isinstance(dsts, list | tuple) or not isinstance(srcs, list | tuple):
+        found = f"dst is {_one_or_several(dsts)} and src {_one_or_several(srcs)}"
+        raise KvbmTypeError(f"{found}, expected two views or two lists")
     if len(dsts) != len(srcs):
-        raise KvbmValueError(
-            f"dst is a list of {counted(len(dsts), 'view')} and src of {len(srcs)}, expected the same number"
-        )
+        raise KvbmValueError(f"dst is {_one_or_several(dsts)} and src of {len(srcs)}, expected the same number")
     check_groups(dsts, srcs, "dst", "src", ("parts", "layers"))
     return [
         (as_view(dst, f"dst[{i}]"), as_view(src, f"src[{i}]"), f"dst[{i}]", f"src[{i}]")
         for i, (dst, src) in enumerate(zip(dsts, srcs, strict=True))
     ]
+
+
+def _one_or_several(views: Any) -> str:
+    return f"a list of {counted(len(views), 'view')}" if isinstance(views, list | tuple) else "one view"
 
 
 def _check(dst: View, src: View, dst_name: str, src_name: str) -> None:
