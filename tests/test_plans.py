@@ -122,10 +122,11 @@ def test_a_plan_reads_well_and_stays_as_it_is():
         "rank 1 heads 1:3 -> rank 2 heads 0:2",
     ]
     assert str(kk.pp.plan(1, [1, 2], 3)).splitlines() == [
-        "3 layers, 1 stages to 2",
+        "3 layers, 1 stage to 2",
         "stage 0 layers 0:1 -> stage 0 layers 0:1",
         "stage 0 layers 1:3 -> stage 1 layers 0:2",
     ]
+    assert str(kk.tp.plan(2, 1, 1)).splitlines()[0] == "1 head, 2 ranks to 1"
     assert plan == kk.tp.plan(np.int32(2), 3, nh=6)
     assert hash(plan) == hash(pickle.loads(pickle.dumps(copy.deepcopy(plan))))
     with pytest.raises(AttributeError):

@@ -85,8 +85,8 @@ class Plan(Generic[T]):
             f"{holder} {dst} {self.what} {dst_range[0]}:{dst_range[1]}"
             for src, src_range, dst, dst_range in self.transfers
         ]
-        total = max(stop for _, stop in self.src)
-        return "\n".join([f"{total} {self.what}, {len(self.src)} {holder}s to {len(self.dst)}", *lines])
+        total = counted(max(stop for _, stop in self.src), self.what[:-1])
+        return "\n".join([f"{total}, {counted(len(self.src), holder)} to {len(self.dst)}", *lines])
 
     def _of(self, place: int, name: str, number: int, held: tuple[Range, ...]) -> tuple[T, ...]:
         if as_count(number, name, 0) >= len(held):
