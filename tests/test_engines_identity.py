@@ -169,6 +169,21 @@ class TestPieces:
             view[[0, 1, 2]]
         assert view[:][[0, 1, 2]].geometry.ids.tolist() == [12, 13, 14]
 
+    @pytest.mark.parametrize("physical", ["BNHC", "BHNC"])
+    def test_a_block_that_is_there_twice_is_told_as_it_was_named(self, rng, physical):
+        view = engines.split_blocks(self.view(rng, physical), 1)
+        for dst, message in (
+            (view[[3, 2, 2]], "dst has block 2 more than once, at 1 and 2"),
+            (view[[3, 2, 2]].tokens(0, 1), "dst has block 2 more than once, at 1 and 2"),
+            (view[[3, 2]][[5, 1, 5]], "dst has block 2 more than once, at 0 and 2"),
+            (self.view(rng, physical)[[4, 2, 2]], "dst has block 2 more than once, at 1 and 2"),
+            (view[[4, 2]].tokens(0, 1)[[0, 5, 5]], "dst has block 2 more than once, at 1 and 2"),
+            (engines.split_blocks(self.view(rng, "BHNC")[[4, 2]], 1)[[0, 2, 2]], "dst has block 2 .*, at 1 and 2"),
+            (engines.split_blocks(view.tokens(0, 1)[[4, 2, 2]], 1), "dst has block 2 more than once, at 1 and 2"),
+        ):
+            with pytest.raises(kk.KvbmValueError, match=message):
+                kk.copy_blocks(dst, dst)
+
     def test_the_first_tokens_of_a_block_are_split_as_all_are(self, rng):
         """Where a sequence ends within a block, what is behind its end stays as it is."""
         view = self.view(rng, "BNHC")

@@ -10,7 +10,7 @@ from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.arrays import Memory
 from kvbm_kernels.errors import KvbmError, KvbmTypeError, KvbmValueError
 from kvbm_kernels.layouts import as_c_int
-from kvbm_kernels.overlap import first_sharing, repeated_block, rows_collide, share_bytes
+from kvbm_kernels.overlap import first_sharing, rows_collide, share_bytes
 from kvbm_kernels.plans import check_groups
 from kvbm_kernels.streams import StreamLike, launch
 from kvbm_kernels.views import View
@@ -139,7 +139,7 @@ def _check(dst: View, src: View, dst_name: str, src_name: str) -> None:
         raise KvbmValueError(f"{dst_name} cannot be written: {dst.memory.readonly} is read-only")
     to, of = dst.geometry, src.geometry
     if rows_collide(to):
-        twice = repeated_block(to)
+        twice = dst._repeated()
         if twice:
             block, first, second = twice
             raise KvbmValueError(f"{dst_name} has block {block} more than once, at {first} and {second}")

@@ -15,6 +15,7 @@ from kvbm_kernels.arrays import Form, Memory
 from kvbm_kernels.errors import KvbmIndexError, KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.geometry import Addresses, Geometry, PerIndex
 from kvbm_kernels.layouts import BlockShape, Layout, as_integer, resized
+from kvbm_kernels.overlap import repeated_block
 from kvbm_kernels.tp import heads_of_rank
 
 if TYPE_CHECKING:
@@ -86,6 +87,10 @@ class View(Uncopied):
 
     def _counted(self) -> str:
         return counted(len(self), "block")
+
+    def _repeated(self) -> tuple[int, int, int] | None:
+        """A block that is there twice, if one is: its id, and the first two places it has."""
+        return repeated_block(self.geometry)
 
     def _narrowed(self, geometry: Geometry, shape: BlockShape) -> Self:
         view = object.__new__(type(self))

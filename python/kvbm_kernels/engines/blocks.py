@@ -9,7 +9,7 @@ import numpy as np
 from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.blocks import BlockStack
 from kvbm_kernels.errors import KvbmIndexError, KvbmTypeError, KvbmValueError
-from kvbm_kernels.geometry import Geometry
+from kvbm_kernels.geometry import Addresses, Geometry
 from kvbm_kernels.layouts import BlockShape, as_count, as_integer, resized
 from kvbm_kernels.views import BlockIds, View, as_block_ids
 
@@ -32,10 +32,12 @@ class EngineBlocks(BlockStack):
     the like of any other view. ``view[:]`` has an id for each block of the view.
     """
 
-    __slots__ = ("num_reserved", "pieces")
+    __slots__ = ("_named", "num_reserved", "pieces")
 
     num_reserved: int
     pieces: int
+    # The ids that were selected, and how many blocks each stands for; None where the geometry has the same ids.
+    _named: tuple[Addresses, int] | None
 
     @property
     def num_blocks(self) -> int:
@@ -55,20 +57,33 @@ class EngineBlocks(BlockStack):
         places = (found - self.num_reserved)[:, None] * self.pieces + np.arange(self.pieces, dtype=np.int64)
         view = super().__getitem__(places.reshape(-1))
         view.num_reserved, view.pieces = 0, 1
+        if self._named is not None:
+            named, each = self._named
+            view._named = named[found * self.pieces // each], self.pieces
+        elif self.pieces > 1:
+            view._named = found, self.pieces
         return view
+
+    def _repeated(self) -> tuple[int, int, int] | None:
+        twice = super()._repeated()
+        if twice is None or self._named is None:
+            return twice
+        named, each = self._named
+        first, second = twice[1] // each, twice[2] // each
+        return int(named[first]), first, second
 
     def _counted(self) -> str:
         return super()._counted() + (f", {self.pieces} to an id," if self.pieces > 1 else "")
 
     def _narrowed(self, geometry: Geometry, shape: BlockShape) -> Self:
         view = super()._narrowed(geometry, shape)
-        view.num_reserved, view.pieces = self.num_reserved, self.pieces
+        view.num_reserved, view.pieces, view._named = self.num_reserved, self.pieces, self._named
         return view
 
     def _lay_out(self, *arguments: Any) -> None:
         super()._lay_out(*arguments)
         self.geometry = self.geometry.folded()
-        self.num_reserved, self.pieces = 0, 1
+        self.num_reserved, self.pieces, self._named = 0, 1, None
 
     def _reserve(self, num_reserved: int, pieces: int) -> None:
         """Number the blocks of a view just made, and leave out those that are reserved."""
@@ -102,4 +117,7 @@ def split_blocks(view: _AnyView, num_tokens: SupportsIndex) -> _AnyView:
     pieces = view._narrowed(view.geometry.in_pieces(count), resized(view.shape, nt=num_tokens))
     if isinstance(pieces, EngineBlocks):
         pieces.pieces *= count
+        if pieces._named is not None:
+            named, each = pieces._named
+            pieces._named = named, each * count
     return pieces
