@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import reference
-from gpu_support import AUTO, BATCH, Memory, Shape, Stream, View, call, is_emulated, library, make_view, table
+from gpu_support import AUTO, BATCH, Memory, Shape, Stream, View, call, check, is_emulated, library, make_view, table
 
 pytestmark = pytest.mark.gpu
 ILLEGAL_ADDRESS = 700
@@ -45,23 +45,62 @@ def test_freed_memory_is_told() -> None:
     assert copy(*views, 64) == 1
 
 
+REMEMBERED = 512
+"""How many allocations a batch knows at a time."""
+
+
+def num_asked() -> int:
+    """How many times the driver was asked about a pointer."""
+    function = library().kvbm_emulated_pointers_asked_about
+    function.restype = c_size_t
+    return int(function())
+
+
+def starts(pools: list[Memory]) -> np.ndarray:
+    return np.array([pool.address for pool in pools], np.uint64)
+
+
+def copy_pieces(dst: Memory, src: np.ndarray, nbytes: int, mode: int) -> None:
+    """Pieces from addresses to places in a row."""
+    places = dst.address + nbytes * np.arange(src.size, dtype=np.uint64)
+    check("memcpy_batch", table(src).ctypes.data, table(places).ctypes.data, nbytes, src.size, mode, Stream().handle)
+
+
 @pytest.mark.parametrize("mode", [AUTO, BATCH])
-@pytest.mark.parametrize("num_pools", [1, 160, 300])
-def test_a_batch_asks_once_about_an_allocation(num_pools, mode, rng) -> None:
-    """Block by block from the pools of layers, so that no two pieces in a row are of one allocation."""
-    asked = library().kvbm_emulated_pointers_asked_about
-    asked.restype = c_size_t
-    num_blocks, nbytes = 12, 48
+@pytest.mark.parametrize(
+    ("num_pools", "order"), [(1, "in turn"), (160, "in turn"), (160, "any"), (REMEMBERED + 80, "in turn")]
+)
+def test_a_batch_asks_once_about_an_allocation(num_pools, order, mode, rng) -> None:
+    """From the pools of layers block by block, no two pieces in a row of one allocation; and in any order."""
+    num_blocks, nbytes = 6, 48
     images = rng.integers(0, 256, (num_pools, num_blocks, nbytes), np.uint8)
     pools = [Memory(image.size, "pinned").write(image) for image in images]
-    target = Memory(images.size, "device")
-    ids = rng.permutation(num_blocks)
-    src = np.array([[pool.address + block * nbytes for pool in pools] for block in ids], np.uint64).reshape(-1)
-    dst = target.address + nbytes * np.arange(src.size, dtype=np.uint64)
-    before = asked()
-    sides = (table(src).ctypes.data, table(dst).ctypes.data)
-    assert call("memcpy_batch", *sides, nbytes, src.size, mode, Stream().handle) == 0
-    reference.assert_same_bytes(target.read(), images[:, ids].transpose(1, 0, 2).reshape(-1))
+    target = Memory(images.size)
+    places = np.indices((num_blocks, num_pools)).reshape(2, -1)
+    if order == "any":
+        places = rng.permutation(places, axis=1)
+    block, pool = places
+    before = num_asked()
+    copy_pieces(target, starts(pools)[pool] + (nbytes * block).astype(np.uint64), nbytes, mode)
+    asked = num_asked() - before
+    reference.assert_same_bytes(target.read(), images[pool, block].reshape(-1))
     # Of more allocations than are remembered, each piece of those too many is asked about whenever it is looked at.
-    remembered, looks = min(num_pools, 256), {AUTO: 2, BATCH: 1}[mode]
-    assert asked() - before == remembered + 1 + looks * num_blocks * (num_pools - remembered)
+    remembered, looks = min(num_pools, REMEMBERED), {AUTO: 2, BATCH: 1}[mode]
+    assert asked == remembered + 1 + looks * num_blocks * (num_pools - remembered)
+
+
+def test_allocations_that_are_not_remembered_are_of_their_kind() -> None:
+    pools = [Memory(48) for _ in range(REMEMBERED + 40)]
+    copy_pieces(Memory(48 * len(pools)), starts(pools), 48, AUTO)
+    by_kernel = 1
+    assert library().kvbm_kernels_last_batch_routes() == by_kernel
+
+
+def test_ordinary_memory_takes_no_place_of_allocations() -> None:
+    count = REMEMBERED + 10
+    ordinary, pools = Memory(48 * count, "pageable"), [Memory(48, "pinned") for _ in range(10)]
+    src = np.concatenate([ordinary.address + 48 * np.arange(count, dtype=np.uint64), np.tile(starts(pools), 4)])
+    target = Memory(48 * src.size)
+    before = num_asked()
+    copy_pieces(target, src, 48, BATCH)
+    assert num_asked() - before == count + len(pools) + 1
