@@ -102,3 +102,16 @@ def test_whole_vectors_move_in_accesses_of_16_bytes(kernel):
             assert wide.count("STG") >= writes, (arch, symbol)
             checked.add(arch)
     assert checked == set(ARCHS)
+
+
+def test_only_bounded_copies_ask_the_l2_to_let_go():
+    """Where a copy has the GPU for itself this costs speed; beside a model it is what leaves the model its cache."""
+    checked = set()
+    for source, arch in itertools.product(sources_with_kernels(), ARCHS):
+        for symbol, body in disassembled(source, arch):
+            hints = re.findall(r"\bLDG\.E(?:\.\w+)*\.(?:NA|EF)(?:\.\w+)*\.128\b", body)
+            is_bounded = "PassingAccess" in symbol
+            assert len(hints) >= 4 if is_bounded else not hints, (arch, symbol)
+            if is_bounded:
+                checked.add(arch)
+    assert checked == set(ARCHS)

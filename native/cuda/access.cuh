@@ -16,9 +16,9 @@ struct Access<16> {
   static __device__ __forceinline__ void store(char *p, Type v) { __stcg(reinterpret_cast<uint4 *>(p), v); }
 };
 
-// Of 16 bytes, whose lines the L2 lets go of first: for a copy that runs beside a model for long and is to leave it its
-// cache. Where a copy has the GPU for itself, this costs 2 to 5% of its speed: the lines of others stay in the L2, and
-// its own have to make do with the rest.
+// Of 16 bytes, whose lines the L2 lets go of first: for the whole vectors of a copy that is bounded because a model
+// runs beside it, which is to keep its cache. Where a copy has the GPU for itself, this costs 2 to 5% of its speed: the
+// lines of others stay in the L2, and its own have to make do with the rest.
 struct PassingAccess {
   static __device__ __forceinline__ uint4 load(const char *p) {
 #if __CUDA_ARCH__ >= 800
