@@ -186,6 +186,8 @@ class TestScalesOfGroups:
         flat = [tuple(each.reshape(B * N, -1) for each in pair) for pair in scales]
         with raises(ValueError, "scales has 3 entries, expected one for each of 4 layers"):
             layer_groups(from_sglang, rows, scales=flat[:3], **PAGES)
+        with raises(ValueError, "scales has 5 entries, expected one for each of 4 layers"):
+            layer_groups(from_sglang, rows, scales=[*flat, flat[0]], **PAGES)
         with raises(
             TypeError,
             r"per_layer\['scales'\]\[0\] is a list, expected a plain value; tensors are given as scales, an entry for",

@@ -8,7 +8,7 @@ from typing import SupportsIndex, overload
 from kvbm_kernels.dtypes import DTypeLike
 from kvbm_kernels.engines.blocks import EngineBlocks
 from kvbm_kernels.engines.groups import LayerGroups, beside
-from kvbm_kernels.engines.reading import one_of, read
+from kvbm_kernels.engines.reading import in_order_of, one_of, read
 from kvbm_kernels.engines.tensors import LayerTensors, Part, Scales, Tensors
 from kvbm_kernels.errors import KvbmValueError
 from kvbm_kernels.layouts import as_count
@@ -72,7 +72,7 @@ def from_flashinfer(
         raise KvbmValueError(f'scales is {scales!r}, expected "inline", "constant", tensors or None')
     if scales is None or isinstance(scales, str):
         return tensors.blocks(dtype, scales)  # type: ignore[arg-type]
-    own = _tensors(scales, layout, tokens, part, "scales")
+    own = _tensors(in_order_of(scales, kv_caches, name), layout, tokens, part, "scales")
     return beside(tensors.blocks(dtype, "constant"), own.scale_blocks(), part)
 
 

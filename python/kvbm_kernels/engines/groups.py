@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from kvbm_kernels._wording import a_type, counted
 from kvbm_kernels.blocks import BlockStack
 from kvbm_kernels.engines.per_layer import as_groups, as_values, listed
+from kvbm_kernels.engines.reading import in_order_of
 from kvbm_kernels.engines.tensors import LayerTensors, Part, place_of
 from kvbm_kernels.errors import KvbmError, KvbmIndexError, KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.layouts import as_count, as_integer
@@ -152,7 +153,8 @@ def layer_groups(
 
     ``part`` is K or V alone, and ``parts=("k", "v")`` makes K and V views of their own, the groups of K first.
     ``per_layer`` are arguments with a value for each layer. ``scales`` may be tensors where the adapter takes them, an
-    entry for each layer: behind the view of each group's rows comes that of its scales.
+    entry for each layer: behind the view of each group's rows comes that of its scales. Where both are by name, so are
+    they paired.
 
     Raises what the adapter raises, KvbmValueError and KvbmIndexError for groups without every layer once, and
     KvbmTypeError and KvbmValueError for a ``per_layer`` argument without a plain value for each layer.
@@ -160,22 +162,22 @@ def layer_groups(
     if not callable(adapter):
         raise KvbmTypeError(f"adapter is {a_type(adapter)}, expected a function such as from_vllm")
     # Under the names they have here, so that errors do not count within a group.
-    entries = _entries(tensors, "tensors")
+    entries = _entries(tensors)
     count = len(entries)
     if not entries:
         raise KvbmValueError("tensors has 0 entries, expected one for each layer")
     own = as_values(per_layer, arguments, count)
     scales = arguments.pop("scales") if isinstance(arguments.get("scales"), Mapping | list | tuple) else None
-    scale_entries = None if scales is None else _entries(scales, "scales")
-    if scale_entries is not None and len(scale_entries) != count:
-        found = counted(len(scale_entries), "entry", "entries")
+    of_layers = None if scales is None else [each for _, each in _entries(in_order_of(scales, tensors, "tensors"))]
+    if of_layers is not None and len(of_layers) != count:
+        found = counted(len(of_layers), "entry", "entries")
         raise KvbmValueError(f"scales has {found}, expected one for each of {counted(count, 'layer')}")
 
     def call(layers: Sequence[int], of: str | None) -> list[tuple[BlockStack, str]]:
         keywords = dict(arguments) if of is None else {**arguments, "part": of}
         keywords.update({name: values[layers[0]] for name, values in own.items()})
-        if scale_entries is not None:
-            keywords["scales"] = dict(scale_entries[layer] for layer in layers)
+        if of_layers is not None:
+            keywords["scales"] = {entries[layer][0]: of_layers[layer] for layer in layers}
         made = adapter(dict(entries[layer] for layer in layers), **keywords)
         if isinstance(made, LayerGroups):
             return list(zip(made, made.parts, strict=True))
@@ -200,10 +202,10 @@ def layer_groups(
     return LayerGroups(views, held, kinds)
 
 
-def _entries(tensors: Any, name: str) -> list[tuple[Any, Any]]:
+def _entries(tensors: Any) -> list[tuple[Any, Any]]:
     if isinstance(tensors, Mapping):
         return list(tensors.items())
-    return list(enumerate(listed(tensors, name, "a list or dict with an entry for each layer")))
+    return list(enumerate(listed(tensors, "tensors", "a list or dict with an entry for each layer")))
 
 
 def _chosen(part: Part | None, parts: Sequence[str]) -> Sequence[str | None]:

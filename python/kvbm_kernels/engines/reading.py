@@ -98,6 +98,38 @@ def as_optional(value: Any, name: str, least: int) -> int | None:
     return None if value is None else as_count(value, name, least)
 
 
+def in_order_of(scales: Any, tensors: Any, name: str) -> Any:
+    """Scales of layers in the order of these, the tensors of the argument ``name``, for each to have its own.
+
+    Where both are by name each is found by its name, and of layers without one by its place.
+
+    Raises KvbmValueError for names other than those of the layers.
+    """
+    if not isinstance(scales, Mapping):
+        return scales
+    is_named = isinstance(tensors, Mapping)
+    keys = list(tensors) if is_named else list(range(len(tensors if isinstance(tensors, list | tuple) else scales)))
+    held = set(keys)
+    problems = [
+        f"{verb} {_some(those)}"
+        for verb, those in (
+            ("lacks", [key for key in keys if key not in scales]),
+            ("has also", [key for key in scales if key not in held]),
+        )
+        if those
+    ]
+    if problems:
+        expected = f"the keys of {name}" if is_named else f"the places of layers, 0 to {len(keys) - 1}"
+        raise KvbmValueError(f"scales {' and '.join(problems)}, expected {expected}")
+    return {key: scales[key] for key in keys}
+
+
+def _some(keys: Sequence[Any], most: int = 3) -> str:
+    """The first of these, and how many more there are."""
+    more = len(keys) - most
+    return ", ".join(map(repr, keys[:most])) + (f" and {more} more" if more > 0 else "")
+
+
 def one_of(value: object, name: str, choices: Iterable[str], refused: Mapping[str, str] | None = None) -> str:
     """A name among those there are.
 

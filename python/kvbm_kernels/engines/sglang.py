@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex, overload
 from kvbm_kernels.dtypes import DTypeLike
 from kvbm_kernels.engines.blocks import EngineBlocks
 from kvbm_kernels.engines.groups import LayerGroups, beside
-from kvbm_kernels.engines.reading import one_of, read, required
+from kvbm_kernels.engines.reading import in_order_of, one_of, read, required
 from kvbm_kernels.engines.tensors import LayerTensors, Part, Scales, Tensors
 from kvbm_kernels.errors import KvbmValueError
 from kvbm_kernels.layouts import as_count, as_integer
@@ -106,7 +106,7 @@ def from_sglang(
         return tensors.blocks(dtype, scales, num_reserved=num_reserved)  # type: ignore[arg-type]
     if layout not in ("NHD", "MLA"):
         raise KvbmValueError(f'scales are tensors for layout {layout!r}, expected that for "NHD" and "MLA" alone')
-    own = read(scales, "l/si" if layout == "MLA" else "l/o/si", "scales", part)
+    own = read(in_order_of(scales, buffers, name), "l/si" if layout == "MLA" else "l/o/si", "scales", part)
     own.split_heads(tensors.extent("h"))
     own.split("s", "b", "t", tokens)
     rows = tensors.blocks(dtype, "constant", num_reserved=num_reserved)

@@ -9,7 +9,7 @@ from kvbm_kernels._wording import counted
 from kvbm_kernels.dtypes import DTypeLike, as_dtype
 from kvbm_kernels.engines.blocks import EngineBlocks
 from kvbm_kernels.engines.groups import LayerGroups, beside
-from kvbm_kernels.engines.reading import one_of, read, required
+from kvbm_kernels.engines.reading import in_order_of, one_of, read, required
 from kvbm_kernels.engines.tensors import LayerTensors, Part, Scales, Tensors
 from kvbm_kernels.layouts import as_count
 
@@ -83,7 +83,7 @@ def from_tensorrt_llm(
     tensors = _tensors(pool, layout, *sizes, dtype, name)
     if scales is None or isinstance(scales, str):
         return tensors.blocks(dtype, scales)  # type: ignore[arg-type]
-    own = _tensors(scales, layout, *sizes, "uint8", "scales")
+    own = _tensors(in_order_of(scales, pool, name), layout, *sizes, "uint8", "scales")
     return beside(tensors.blocks(dtype, "constant"), own.scale_blocks(), part)
 
 
