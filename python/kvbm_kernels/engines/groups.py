@@ -157,7 +157,8 @@ def layer_groups(
     they paired.
 
     Raises what the adapter raises, KvbmValueError and KvbmIndexError for groups without every layer once, and
-    KvbmTypeError and KvbmValueError for a ``per_layer`` argument without a plain value for each layer.
+    KvbmTypeError and KvbmValueError for a ``per_layer`` argument that the adapter has not, or without a plain value for
+    each layer.
     """
     if not callable(adapter):
         raise KvbmTypeError(f"adapter is {a_type(adapter)}, expected a function such as from_vllm")
@@ -166,7 +167,7 @@ def layer_groups(
     count = len(entries)
     if not entries:
         raise KvbmValueError("tensors has 0 entries, expected one for each layer")
-    own = as_values(per_layer, arguments, count)
+    own = as_values(per_layer, adapter, arguments, count)
     scales = arguments.pop("scales") if isinstance(arguments.get("scales"), Mapping | list | tuple) else None
     of_layers = None if scales is None else [each for _, each in _entries(in_order_of(scales, tensors, "tensors"))]
     if of_layers is not None and len(of_layers) != count:

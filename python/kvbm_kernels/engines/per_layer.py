@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvbm_kernels._wording import a_type, counted
@@ -13,17 +14,21 @@ from kvbm_kernels.layouts import as_count, as_integer
 def listed(values: Any, name: str, what: str) -> list[Any]:
     """The items of what has an order. Raises KvbmTypeError, saying what was expected, for all else."""
     has_order = isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping | set | frozenset)
+    # Arrays of no dimension say only here that they have no items; what a generator raises later is its caller's.
     try:
-        return list(values if has_order else None)  # type: ignore[arg-type]
+        items = iter(values if has_order else None)  # type: ignore[arg-type]
     except TypeError:
         raise KvbmTypeError(f"{name} is {a_type(values)}, expected {what}") from None
+    return list(items)
 
 
-def as_values(per_layer: Any, arguments: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
+def as_values(
+    per_layer: Any, adapter: Callable[..., Any], arguments: Mapping[str, Any], count: int
+) -> dict[str, list[Any]]:
     """The arguments of an adapter that have a value for each layer, plain values that compare as a whole.
 
-    Raises KvbmTypeError for other values, and KvbmValueError for a wrong number of them and for arguments that are
-    given for all layers, too, or as ``part`` is.
+    Raises KvbmTypeError for other values and for what the adapter has no argument for, and KvbmValueError for a wrong
+    number of them and for arguments that are given for all layers, too, or as ``part`` is.
     """
     if per_layer is None:
         return {}
@@ -32,18 +37,21 @@ def as_values(per_layer: Any, arguments: Mapping[str, Any], count: int) -> dict[
     own: dict[str, list[Any]] = {}
     for name, values in per_layer.items():
         label = f"per_layer[{name!r}]"
+        if not isinstance(name, str):
+            raise KvbmTypeError(f"{label} is given, expected the name of an argument")
         if name in ("part", "parts"):
             raise KvbmValueError(f"{label} is given, expected part or parts, which are the same for all layers")
         if name in arguments:
             raise KvbmValueError(f"{label} is given and so is {name}, expected one of them")
         own[name] = [
-            _plain(value, f"{label}[{i}]")
+            _plain(value, name, f"{label}[{i}]")
             for i, value in enumerate(listed(values, label, "a list with a value for each layer"))
         ]
         if len(own[name]) != count:
             raise KvbmValueError(
                 f"{label} has {counted(len(own[name]), 'value')}, expected one for each of {counted(count, 'layer')}"
             )
+        _check_argument(adapter, name, label)
     return own
 
 
@@ -93,7 +101,20 @@ def _number(layer: Any, name: str, numbers: Mapping[str, int], count: int) -> in
     return number
 
 
-def _plain(value: Any, name: str) -> Any:
+def _check_argument(adapter: Callable[..., Any], name: str, label: str) -> None:
+    """Refuse what an adapter, called with tensors, cannot be given by this name, as far as it says what it takes."""
+    try:
+        signature = inspect.signature(adapter)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind_partial(None, **{name: None})
+    except TypeError:
+        raise KvbmTypeError(f"{label} is given, expected a keyword argument of the adapter") from None
+
+
+def _plain(value: Any, argument: str, label: str) -> Any:
+    """A value that compares as a whole, of an argument with a value for each layer."""
     # Members of an enumeration are integers and have to stay what they are.
     if value is None or isinstance(value, int | str):
         return value
@@ -101,13 +122,12 @@ def _plain(value: Any, name: str) -> Any:
     if number is not None:
         return number
     # Arrays, of which some have a hash, do not compare as a whole.
-    is_array = hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+    is_plain = not hasattr(value, "__array__") and not hasattr(value, "__dlpack__")
     try:
-        hash(None if is_array else value)
+        hash(value if is_plain else None)
     except TypeError:
-        is_array = True
-    if is_array:
-        of_scales = name.startswith("per_layer['scales']")
-        hint = "; tensors are given as scales, an entry for each layer" if of_scales else ""
-        raise KvbmTypeError(f"{name} is {a_type(value)}, expected a plain value{hint}")
+        is_plain = False
+    if not is_plain:
+        hint = "; tensors are given as scales, an entry for each layer" if argument == "scales" else ""
+        raise KvbmTypeError(f"{label} is {a_type(value)}, expected a plain value{hint}")
     return value
