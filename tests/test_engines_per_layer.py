@@ -116,7 +116,7 @@ class TestPerLayer:
         call = {"layout": "blocks_first", "block_size": N}
         for heads in (torch.tensor([H, H]), np.array([H, H]), [np.array(H), torch.tensor(H)], [H, np.int8(H)]):
             assert layer_groups(from_vllm, caches, per_layer={"num_kv_heads": heads}, **call).layers == ((0, 1),)
-        for dtype in (kk.DType.F16, "fp16", np.dtype("f2"), torch.float16):
+        for dtype in (kk.DType.F16, np.float16, "fp16", np.dtype("f2"), torch.float16):
             per_layer = {"dtype": [dtype] * 2}
             groups = layer_groups(from_vllm, caches, per_layer=per_layer, num_kv_heads=H, **call)
             assert [view.shape.dtype for view in groups] == [kk.DType.F16]

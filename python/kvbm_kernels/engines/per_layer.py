@@ -121,8 +121,9 @@ def _plain(value: Any, argument: str, label: str) -> Any:
     number = as_integer(value)
     if number is not None:
         return number
-    # Arrays, of which some have a hash, do not compare as a whole.
-    is_plain = not hasattr(value, "__array__") and not hasattr(value, "__dlpack__")
+    # Arrays, of which some have a hash, do not compare as a whole; types of elements, np.float16 among them, do.
+    is_array = hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+    is_plain = isinstance(value, type) or not is_array
     try:
         hash(value if is_plain else None)
     except TypeError:
