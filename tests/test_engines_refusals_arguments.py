@@ -53,7 +53,7 @@ class TestLayoutsThatAreNone:
         message = "has 584 bytes a token: a DeepSeek-V4 page holds"
         slots = zeros(B * N, 584, dtype=np.uint8)
         for call in (
-            lambda: from_llama_cpp([(slots, slots.copy())], v_trans=False, num_kv_heads=1, scales="inline"),
+            lambda: from_llama_cpp([(slots, None)], v_trans=True, num_kv_heads=1, part="k", scales="inline"),
             lambda: from_sglang([slots[:, None]], layout="MLA", page_size=N, scales="inline"),
             lambda: from_flashinfer([slots.reshape(B, N, 584)], layout="MLA", page_size=N, scales="inline"),
             lambda: from_lmcache(slots[None, None], fmt="KV_MLA_FMT", block_size=N, num_kv_heads=1, scales="inline"),
@@ -67,6 +67,32 @@ class TestLayoutsThatAreNone:
         ):  # fmt: skip
             with raises(ValueError, message):
                 call()
+
+    def test_rows_of_k_and_v_as_long_as_those_of_deepseek_v4_are_rows(self):
+        """DeepSeek-V4 has one head, and no V: what has several, or is said to have V, is not it."""
+        inline = {"head_size": 288, "dtype": "int8", "scales": "inline"}
+        for heads in (1, H):
+            buffer = zeros(L * B * N * heads * 584, dtype=np.uint8)
+            for sizes in (inline, {**inline, "head_size": 292, "scales": "constant"}):
+                for no, row in ((1, 584), (2, 292)):
+                    view = from_vllm_buffer(
+                        buffer, layout="LBHNC", num_layers=L, num_blocks=B, num_kv_heads=heads, block_size=N, no=no,
+                        **sizes,
+                    )  # fmt: skip
+                    assert (view.shape.no, view.shape.hd) == (no, row)
+            content = layers(B, heads, N, 584, dtype=np.int8)
+            for no, row in ((1, 584), (2, 292)):
+                call = {"layout": "packed", "block_size": N, "num_kv_heads": heads, "no": no}
+                assert vllm(content, **call, head_size=288, scales="inline").shape.hd == row
+            wide = layers(B, heads, N, 592, dtype=np.int8)
+            call = {"layout": "packed", "block_size": N, "num_kv_heads": heads, "no": 2, "scales": "constant"}
+            assert vllm(wide, **call, head_size=584, head_size_v=8, part="k").shape.hd == 584
+        call = {"layout": "packed", "block_size": N, "no": 1, "scales": "inline"}
+        assert vllm(layers(B, H, N, 584, dtype=np.uint8), **call).shape.hd == 584
+        with raises(ValueError, "584 bytes a token"):
+            vllm(layers(B, 1, N, 584, dtype=np.uint8), num_kv_heads=1, head_size=584, head_size_v=0, **call)
+        pairs = [tuple(zeros(B * N, 584, dtype=np.uint8) for _ in "kv")]
+        assert from_llama_cpp(pairs, v_trans=False, num_kv_heads=1, scales="inline").shape.no == 2
 
     @pytest.mark.parametrize(
         ("layout", "reason"),

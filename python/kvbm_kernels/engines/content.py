@@ -54,6 +54,7 @@ def read_content(
             _refuse_sizes(tensors, k, v, scale, is_said=head_size_v is not None)
         if outers == 2 and not v:
             raise KvbmValueError(f"no is {no!r}, expected 1 for rows without V: head_size_v is 0")
+        tensors.is_kv = v > 0
     if outers == 1:
         if part is not None:
             raise KvbmValueError(f"part is {part!r}, expected none with no=1, which leaves K and V together")

@@ -42,7 +42,8 @@ _ACCEPTED = ", ".join(map(str, DType))
 _LOOSE = frozenset("kblsn")
 
 
-# Rows of this many bytes are those of a DeepSeek-V4 page, whatever the engine, and why they are none.
+# Rows of this many bytes, of one head and without V, are those of a DeepSeek-V4 page, whatever the engine, and why they
+# are none.
 _DSV4_NBYTES = 584
 DSV4 = (
     "a DeepSeek-V4 page holds the 576 bytes of all its tokens and then the 8 scale bytes of all of them, and is "
@@ -84,6 +85,8 @@ class Tensors:
         self.offset = offset
         # The letter of the list of which only one entry was taken.
         self.chosen = chosen
+        # Whether a row is known to be of K and V, or of one of them, rather than of a latent.
+        self.is_kv = False
 
     @property
     def order(self) -> str:
@@ -189,7 +192,8 @@ class Tensors:
         quantised cache without its scales, rows that are not contiguous, and tensors that share memory.
         """
         element = self._element(dtype)
-        if element.itemsize == 1 and self.extent("d") == _DSV4_NBYTES:
+        is_latent = not self.is_kv and self.extent("h") == self.extent("o") == 1
+        if element.itemsize == 1 and self.extent("d") == _DSV4_NBYTES and is_latent:
             self.fail(f"has {_DSV4_NBYTES} bytes a token: {DSV4}")
         self._check_scales(element, scales)
         extents = {letter: self.extent(letter) for letter in "lothd"}
