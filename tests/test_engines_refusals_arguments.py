@@ -189,6 +189,8 @@ class TestNothingIsGuessed:
     def test_where_k_ends(self):
         with raises(ValueError, "head_size is missing: nothing tells where in a content of 12 elements K ends"):
             vllm(layers(B, H, N, 2 * D), layout="packed", block_size=N, no=2)
+        with raises(ValueError, "K has rows of 1 element and V of 5, which are no one view"):
+            vllm(layers(B, H, N, D), layout="packed", block_size=N, no=2, head_size=1, head_size_v=5)
         with raises(
             ValueError, r"kv_caches\[0\] of shape \[4, 3, 8, 12\] .* has a content of 12, expected 5 \+ 5 elements"
         ):

@@ -216,8 +216,10 @@ class TestLayersOfSeveralKinds:
         view = self.groups("vllm", kv)[0]
         with pytest.raises(ValueError, match=r"layers \[0, 1\] for a view of 3 layers of kv"):
             LayerGroups([view], [(0, 1)])
-        with pytest.raises(ValueError, match="1 views with layers for 1 and parts for 2, expected as many of each"):
+        with pytest.raises(ValueError, match="^1 view with layers for 1 and parts for 2, expected as many of each"):
             LayerGroups([view], [(0, 1, 3)], ["k", "v"])
+        with pytest.raises(ValueError, match="^2 views with layers for 1 and parts for 2, expected as many of each"):
+            LayerGroups([view, view], [(0, 1, 3)])
 
     def test_arguments_for_each_layer_are_one_for_each(self, kv):
         with pytest.raises(

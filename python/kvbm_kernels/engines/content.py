@@ -67,8 +67,8 @@ def read_content(
         of_layers = list(tensors.lists) == ["l"]
         both = 'and layer_groups(..., parts=("k", "v")) makes both' if of_layers else "which LayerGroups puts together"
         raise KvbmValueError(
-            f'K has rows of {k} elements and V of {v}, which are no one view: part="k" and part="v" are a view each, '
-            f"{both}"
+            f"K has rows of {counted(k, 'element')} and V of {v}, which are no one view: "
+            f'part="k" and part="v" are a view each, {both}'
         )
     else:
         tensors.narrow("c", *((0, k), (k, v))[place_of(part)])

@@ -51,8 +51,9 @@ class LayerGroups(Uncopied, tuple[BlockStack, ...]):
                 raise KvbmTypeError(f"parts[{i}] is {part!r}, expected a name")
         groups.parts = tuple(named_parts)
         if not len(groups) == len(groups.layers) == len(groups.parts):
+            made = counted(len(groups), "view")
             raise KvbmValueError(
-                f"{len(groups)} views with layers for {len(groups.layers)} and parts for {len(groups.parts)}, "
+                f"{made} with layers for {len(groups.layers)} and parts for {len(groups.parts)}, "
                 "expected as many of each"
             )
         named = [(part, layer) for held, part in zip(groups.layers, groups.parts, strict=True) for layer in held]
