@@ -71,6 +71,13 @@ class TestLatentRows:
         with raises(ValueError, "has a content of 656, expected head_size, 576, which without V is the row as it is"):
             from_vllm(layers, block_size=N, num_kv_heads=1, head_size=576, **call)
 
+    def test_of_576_are_those_of_elements_without_a_scale_in_the_row_or_wider_than_a_byte(self):
+        call = {"layout": "LBNHC", "no": 1, "head_size": 576, "head_size_v": 0, "num_kv_heads": 1, "block_size": 4}
+        buffer = zeros(9999, dtype=np.uint8)
+        for dtype, scales in (("fp8_e4m3", "constant"), ("bf16", None), ("fp16", "inline"), ("fp16", "constant")):
+            view = from_vllm_buffer(buffer, dtype=dtype, scales=scales, num_layers=1, num_blocks=2, **call)
+            assert view.shape.hd == 576
+
 
 class TestKernelBlocks:
     @pytest.mark.parametrize("strided", [False, True])
