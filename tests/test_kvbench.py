@@ -32,6 +32,7 @@ KV Cache Transfer Benchmark
   patterns: [fc_to_fc, lw_to_fc]
   backends: [vectorized, auto]
   Total tests: 16
+  Library: kvbm_kernels {library}
   Host: ...
 
 --- tokens_per_block=1, inner=1024 bytes (1 KB), block=32768 bytes (0.0 MB) ---
@@ -68,7 +69,12 @@ class TestOutput:
         assert ran.status == 0, ran.err
         shown = re.sub(r"\d+\.\d\d GB/s \(\d+\.\d{4} ms\)", "#.## GB/s (#.#### ms)", ran.err)
         shown = re.sub(r"  Host: .+", "  Host: ...", shown)
-        assert shown == DOCUMENTED.format(batch=str(kk.has_memcpy_batch_async()).lower())
+        build = kk.build_info()
+        driver = f"driver for {build.driver}" if build.driver else "no driver"
+        cuda = "stub build" if build.is_stub_build else f"CUDA {build.cuda}, {driver}"
+        assert shown == DOCUMENTED.format(
+            batch=str(kk.has_memcpy_batch_async()).lower(), library=f"{build.version}, {cuda}"
+        )
         header, *rows = ran.out.splitlines()
         assert header == COLUMNS
         assert len(rows) == 16
@@ -84,11 +90,15 @@ class TestOutput:
 
     @pytest.mark.skipif(kk.build_info().devices > 0, reason="with a GPU the others are")
     def test_the_host_engine_is_the_default_without_a_gpu(self):
-        rows = kvbench(*SMALL, "--num-blocks", "2").rows
-        assert [(row["pattern"], row["direction"], row["backend"]) for row in rows] == [
+        """And the banner says why; not where it was asked for."""
+        ran = kvbench(*SMALL, "--num-blocks", "2")
+        assert [(row["pattern"], row["direction"], row["backend"]) for row in ran.rows] == [
             ("fc_to_fc", "h2h", "auto"),
             ("lw_to_fc", "h2h", "auto"),
         ]
+        why = "this build of kvbm_kernels has no CUDA" if kk.is_stub_build() else "there is no CUDA device"
+        assert re.search(rf"\n  GPU: none \({why}[^()]*\); measuring h2h\n  Host: ", ran.err)
+        assert "GPU: none" not in kvbench(*SMALL, "--num-blocks", "2", "--direction", "h2h").err
 
     def test_abbreviations(self, tmp_path):
         """The documented ones; a test asked for twice is one."""

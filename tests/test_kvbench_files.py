@@ -300,7 +300,7 @@ class TestShow:
         run["provenance"]["kvbm_kernels"] |= {"is_stub_build": False, "cuda": "13.0", "driver": driver}
         saved.write_text(json.dumps(run))
         ran = kvbench("show", saved)
-        assert f" (CUDA 13.0, {said})\n" in ran.out
+        assert f", kvbm_kernels {kk.__version__}, CUDA 13.0, {said}\n" in ran.out
         assert "\nwaived: 1 block, fc_to_fc h2h batched: " in ran.out
 
     def test_a_command_that_is_none(self, tmp_path):

@@ -294,5 +294,14 @@ def _document(text: str) -> dict[str, Any]:
     return run
 
 
+def built(library: Mapping[str, Any]) -> str:
+    """The library of a run, as its provenance has it: the version, and what CUDA it has."""
+    name = f"kvbm_kernels {library['version']}"
+    if library["is_stub_build"]:
+        return f"{name}, stub build"
+    driver = "no driver" if library["driver"] is None else f"driver for {library['driver']}"
+    return f"{name}, CUDA {library['cuda']}, {driver}"
+
+
 def as_json(run: Run) -> bytes:
     return (json.dumps(run.as_dict(), indent=1) + "\n").encode()

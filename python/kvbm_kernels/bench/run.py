@@ -18,7 +18,7 @@ from kvbm_kernels.bench.machine import HostMachine, Machine, cuda_machine
 from kvbm_kernels.bench.measure import Bench, Effort
 from kvbm_kernels.bench.models import DEFAULT, MODELS
 from kvbm_kernels.bench.report import Report
-from kvbm_kernels.bench.results import Result, Run
+from kvbm_kernels.bench.results import Result, Run, built
 from kvbm_kernels.bench.suites import suite
 from kvbm_kernels.dtypes import DType
 from kvbm_kernels.errors import KvbmValueError
@@ -51,7 +51,7 @@ class Request:
         is_preset = all(getattr(model, name) == value for name, value in extents.items())
         title = model.title if is_preset else "custom"
         shapes = [BlockShape(layers, outer_dim, kv_heads, nt, head_dim, dtype) for nt in options["tokens_per_block"]]
-        directions = options["direction"] or (["h2d", "d2h", "d2d"] if kk.build_info().devices else ["h2h"])
+        directions = options["direction"] or (["h2h"] if _no_gpu() else ["h2d", "d2h", "d2d"])
         cases = combinations(
             shapes,
             options["num_blocks"],
@@ -76,7 +76,10 @@ class Request:
             *_effort_lines(options),
             *[f"  {name}: [{', '.join(map(str, values))}]" for name, values in lists.items()],
             f"  Total tests: {len(cases)}",
+            _library_line(),
         ]
+        if not options["direction"] and (reason := _no_gpu()):
+            banner.append(f"  GPU: none ({reason}); measuring h2h")
         settings = {"model": title, "dtype": str(dtype), **extents, **lists}
         settings |= {name: options[name] for name in ("baseline", "max_sms", "beside", "warmup", "iters")}
         return cls(cases, banner, settings)
@@ -96,6 +99,7 @@ class Request:
             f"  Suite: {options['suite']}",
             *_effort_lines(options),
             f"  Total tests: {len(cases)}",
+            _library_line(),
         ]
         return cls(cases, banner, {name: options[name] for name in ("suite", "only", "warmup", "iters")})
 
@@ -179,10 +183,8 @@ class _Machines:
 
     @functools.cached_property
     def _cuda(self) -> Machine:
-        if kk.is_stub_build():
-            raise LookupError("this build of kvbm_kernels has no CUDA")
-        if not kk.build_info().devices:
-            raise LookupError("there is no CUDA device, or no driver for it")
+        if reason := _no_gpu():
+            raise LookupError(reason)
         return cuda_machine(self._library)
 
     def provenance(self) -> dict[str, Any]:
@@ -197,10 +199,21 @@ class _Machines:
             try:
                 machine = self.of(direction)
             except LookupError as error:
-                lines.append(f"  GPU: none, {error}")
+                lines.append(f"  GPU: none ({error})")
             else:
                 lines.append(f"  {'Host' if direction == 'h2h' else 'GPU'}: {machine.device}, {machine.library}")
         return lines
+
+
+def _no_gpu() -> str | None:
+    """Why the library has no GPU to work on, or None where it has."""
+    if kk.is_stub_build():
+        return "this build of kvbm_kernels has no CUDA"
+    return None if kk.build_info().devices else "there is no CUDA device, or no driver for it"
+
+
+def _library_line() -> str:
+    return f"  Library: {built(asdict(kk.build_info()))}"
 
 
 def _effort_lines(options: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from kvbm_kernels._starting import is_terminal
 from kvbm_kernels._wording import counted
+from kvbm_kernels.bench.results import built
 
 Result = dict[str, Any]
 _LEFT = ("", "pattern", "way", "backend", "baseline", "route")
@@ -114,16 +115,10 @@ class Shown(NamedTuple):
 
 def _head(run: dict[str, Any]) -> list[str]:
     provenance = run["provenance"]
-    library = provenance["kvbm_kernels"]
-    build = "without CUDA" if library["is_stub_build"] else f"CUDA {library['cuda']}, {_driver(library['driver'])}"
-    lines = [provenance["command"], f"{provenance['date']}, kvbm_kernels {library['version']} ({build})"]
+    lines = [provenance["command"], f"{provenance['date']}, {built(provenance['kvbm_kernels'])}"]
     for machine in provenance["machines"].values():
         lines.append(f"{machine['device']}, {machine['array_library']}, cache {machine['cache_bytes'] >> 20} MiB")
     return lines
-
-
-def _driver(cuda: str | None) -> str:
-    return "no driver" if cuda is None else f"driver for {cuda}"
 
 
 def _rest(run: dict[str, Any]) -> list[str]:
