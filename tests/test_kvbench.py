@@ -19,7 +19,8 @@ from kvbench_support import COLUMNS, COMMAND, SMALL, kvbench, on_terminal, resul
 pytest.importorskip("click")
 pytest.importorskip("rich")
 
-# The banner, the section lines and the lines of tests as the source document shows them, for a small model.
+# The banner, the section lines and the lines of tests as the source document shows them, for a small model. The last
+# two lines of the banner, and what follows the time of a test, are more than the document has.
 DOCUMENTED = """\
 KV Cache Transfer Benchmark
   Model: Llama 3.2 1B (bf16)
@@ -36,23 +37,23 @@ KV Cache Transfer Benchmark
   Host: ...
 
 --- tokens_per_block=1, inner=1024 bytes (1 KB), block=32768 bytes (0.0 MB) ---
-  [1/16] tpb=1 N=  1 fc_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
-  [2/16] tpb=1 N=  1 fc_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
-  [3/16] tpb=1 N=  1 lw_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
-  [4/16] tpb=1 N=  1 lw_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
-  [5/16] tpb=1 N=  3 fc_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
-  [6/16] tpb=1 N=  3 fc_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
-  [7/16] tpb=1 N=  3 lw_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
-  [8/16] tpb=1 N=  3 lw_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
+  [1/16] tpb=1 N=  1 fc_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms), #.## of memcpy
+  [2/16] tpb=1 N=  1 fc_to_fc h2h    auto         ... #.## GB/s (#.#### ms), #.## of memcpy
+  [3/16] tpb=1 N=  1 lw_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms), #.## of memcpy
+  [4/16] tpb=1 N=  1 lw_to_fc h2h    auto         ... #.## GB/s (#.#### ms), #.## of memcpy
+  [5/16] tpb=1 N=  3 fc_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms), #.## of memcpy
+  [6/16] tpb=1 N=  3 fc_to_fc h2h    auto         ... #.## GB/s (#.#### ms), #.## of memcpy
+  [7/16] tpb=1 N=  3 lw_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms), #.## of memcpy
+  [8/16] tpb=1 N=  3 lw_to_fc h2h    auto         ... #.## GB/s (#.#### ms), #.## of memcpy
 --- tokens_per_block=16, inner=16384 bytes (16 KB), block=524288 bytes (0.5 MB) ---
-  [9/16] tpb=16 N=  1 fc_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
-  [10/16] tpb=16 N=  1 fc_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
-  [11/16] tpb=16 N=  1 lw_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
-  [12/16] tpb=16 N=  1 lw_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
-  [13/16] tpb=16 N=  3 fc_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
-  [14/16] tpb=16 N=  3 fc_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
-  [15/16] tpb=16 N=  3 lw_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms)
-  [16/16] tpb=16 N=  3 lw_to_fc h2h    auto         ... #.## GB/s (#.#### ms)
+  [9/16] tpb=16 N=  1 fc_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms), #.## of memcpy
+  [10/16] tpb=16 N=  1 fc_to_fc h2h    auto         ... #.## GB/s (#.#### ms), #.## of memcpy
+  [11/16] tpb=16 N=  1 lw_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms), #.## of memcpy
+  [12/16] tpb=16 N=  1 lw_to_fc h2h    auto         ... #.## GB/s (#.#### ms), #.## of memcpy
+  [13/16] tpb=16 N=  3 fc_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms), #.## of memcpy
+  [14/16] tpb=16 N=  3 fc_to_fc h2h    auto         ... #.## GB/s (#.#### ms), #.## of memcpy
+  [15/16] tpb=16 N=  3 lw_to_fc h2h    vectorized   ... #.## GB/s (#.#### ms), #.## of memcpy
+  [16/16] tpb=16 N=  3 lw_to_fc h2h    auto         ... #.## GB/s (#.#### ms), #.## of memcpy
 
 16 tests: 16 measured
 Done.
@@ -67,7 +68,8 @@ class TestOutput:
             "--model", "llama-3.2-1b", "--warmup", "0", "--iters", "1",
         )  # fmt: skip
         assert ran.status == 0, ran.err
-        shown = re.sub(r"\d+\.\d\d GB/s \(\d+\.\d{4} ms\)", "#.## GB/s (#.#### ms)", ran.err)
+        timed = r"\d+\.\d\d GB/s \(\d+\.\d{4} ms\), \d+\.\d\d of"
+        shown = re.sub(timed, "#.## GB/s (#.#### ms), #.## of", ran.err)
         shown = re.sub(r"  Host: .+", "  Host: ...", shown)
         build = kk.build_info()
         driver = f"driver for {build.driver}" if build.driver else "no driver"
@@ -80,6 +82,14 @@ class TestOutput:
         assert len(rows) == 16
         pattern = r"16,3,lw_to_fc,h2h,auto,1572864,16384,16384,96,\d+\.\d{4},\d+\.\d\d"
         assert re.fullmatch(pattern, rows[-1])
+
+    @pytest.mark.parametrize(("baseline", "name"), [("copy", "memcpy"), ("permute", "NumPy permute")])
+    def test_the_ratio_ends_the_line_of_a_test(self, tmp_path, baseline, name):
+        saved = tmp_path / "run.json"
+        ran = kvbench(*SMALL, "--num-blocks", "300", "--direction", "h2h", "--pattern", "nhd_to_universal", "--backend",
+                      "auto", "--baseline", baseline, "--json", saved)  # fmt: skip
+        (row,) = json.loads(saved.read_text())["results"]
+        assert f" GB/s ({row['median_ms']:.4f} ms), {row['ratio']:.2f} of {name}\n" in ran.err
 
     def test_bandwidth_is_payload_over_the_median(self):
         for row in kvbench(*SMALL, "--num-blocks", "200").rows:

@@ -85,7 +85,9 @@ class Report:
         if result.timing is None:
             self._line(f"{prefix}{result.status.upper()}: {result.reason}")
         else:
-            self._line(f"{prefix}{result.timing.bandwidth_gbps:.2f} GB/s ({result.timing.median_ms:.4f} ms)")
+            timed = f"{result.timing.bandwidth_gbps:.2f} GB/s ({result.timing.median_ms:.4f} ms)"
+            ratio = "" if result.ratio is None else f", {result.ratio:.2f} of {result.baseline_name}"
+            self._line(f"{prefix}{timed}{ratio}")
             self._row(",".join(result.columns()))
             if beside := result.measured.get("beside"):
                 self._line(f"        {_beside(result.baseline_name, beside)}")
