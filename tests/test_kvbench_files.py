@@ -363,8 +363,9 @@ class TestJson:
         found = {}
         for path, value in fields(document):
             found.setdefault(path, set()).add(kind(value))
-        # Beside a kernel, only a GPU says more.
-        listed = {path for path in table if not path.startswith(("results[].beside", "provenance.machines.cuda"))}
+        # Beside a kernel, only a GPU says more; a suite has settings of its own.
+        others = ("results[].beside.", "provenance.machines.cuda.", "settings.suite", "settings.only")
+        listed = {path for path in table if not path.startswith(others)}
         assert listed == set(found)
         for path, kinds in found.items():
             assert kinds <= set(re.split(r", | \\\| ", table[path])), path
@@ -395,6 +396,31 @@ class TestJson:
         assert small["sets"] == 1
         assert small["cached"] is True
 
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            [*SMALL, "--num-blocks", "1,2", "--direction", "h2h"],
+            # Whose backends differ.
+            [*SMALL, "--num-blocks", "1", "--direction", "h2h,d2d", "--pattern", "lw,nhd_to_universal_pools"],
+            ["--model", "llama-3.2-1b", "--num-blocks", "1", "--iters", "1", "--warmup", "0", "--direction", "h2h",
+             "--dtype", "float16", "--baseline", "permute", "--backend", "vec,auto", "--library", "torch"],
+            [*SMALL, "--num-blocks", "1", "--direction", "h2h", "--max-sms", "4", "--beside", "gemm"],
+            ["--suite", "transfer", "--only", "1 x 5 MiB,20480", "--library", "cupy", "--iters", "1"],
+        ],
+    )  # fmt: skip
+    @pytest.mark.skipif(kk.build_info().devices > 0, reason="some of it would take a while")
+    def test_the_settings_are_the_flags_of_the_same_tests(self, tmp_path, arguments):
+        first = results(tmp_path, *arguments)
+        flags = {name: value for name, value in first["settings"].items() if value is not None}
+        rebuilt = [
+            f"--{name.replace('_', '-')}={','.join(map(str, value)) if isinstance(value, list) else value}"
+            for name, value in flags.items()
+        ]
+        second = results(tmp_path, *rebuilt)
+        assert second["settings"] == first["settings"]
+        assert [asked(result) for result in second["results"]] == [asked(result) for result in first["results"]]
+        assert ("--model=llama-3.2-1b" in rebuilt) == ("--model" in arguments)
+
     def test_it_says_where_it_comes_from(self, document):
         provenance = document["provenance"]
         assert provenance["command"].startswith("kvbench --layers 3 ")
@@ -404,9 +430,16 @@ class TestJson:
         assert document["settings"]["num_blocks"] == [1, 300]
 
 
+def asked(result):
+    """What a test is, without its figures and with its reason not to have any."""
+    names = ("tokens_per_block", "num_blocks", "pattern", "direction", "backend", "total_bytes", "title", "layers",
+             "dtype", "status", "reason")  # fmt: skip
+    return [result[name] for name in names]
+
+
 def fields(value, path=""):
     """Every leaf of a document with its path; lists of objects count as one."""
-    if isinstance(value, dict) and path not in ("settings", "results[].aims"):
+    if isinstance(value, dict) and path != "results[].aims":
         for name, inner in value.items():
             yield from fields(inner, f"{path}.{name}" if path else name)
     elif isinstance(value, list) and value and isinstance(value[0], dict):

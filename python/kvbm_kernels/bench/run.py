@@ -32,13 +32,15 @@ class Request:
     cases: list[Case]
     banner: list[str]
     settings: dict[str, Any]
+    """The options that ask for the same tests, by their names."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Request:
         """From the options of the command line. Raises KvbmError for a cache that no address space holds."""
         if options["suite"]:
             return cls._of_suite(options)
-        model = MODELS[options["model"] or DEFAULT]
+        name = options["model"] or DEFAULT
+        model = MODELS[name]
         # float16 is 0.
         dtype = DType.BF16 if options["dtype"] is None else options["dtype"]
         extents = {
@@ -48,8 +50,9 @@ class Request:
             "outer_dim": options["outer_dim"] or model.outer_dim,
         }
         layers, kv_heads, head_dim, outer_dim = extents.values()
-        is_preset = all(getattr(model, name) == value for name, value in extents.items())
+        is_preset = all(getattr(model, extent) == value for extent, value in extents.items())
         title = model.title if is_preset else "custom"
+        baseline = options["baseline"] or "copy"
         shapes = [BlockShape(layers, outer_dim, kv_heads, nt, head_dim, dtype) for nt in options["tokens_per_block"]]
         directions = options["direction"] or (["h2h"] if _no_gpu() else ["h2d", "d2h", "d2d"])
         cases = combinations(
@@ -58,7 +61,7 @@ class Request:
             options["pattern"],
             directions,
             options["backend"],
-            baseline=options["baseline"] or "copy",
+            baseline=baseline,
             max_sms=options["max_sms"],
             beside=options["beside"],
         )
@@ -80,8 +83,19 @@ class Request:
         ]
         if not options["direction"] and (reason := _no_gpu()):
             banner.append(f"  GPU: none ({reason}); measuring h2h")
-        settings = {"model": title, "dtype": str(dtype), **extents, **lists}
-        settings |= {name: options[name] for name in ("baseline", "max_sms", "beside", "warmup", "iters")}
+        settings = {
+            "num_blocks": lists["num_blocks"],
+            "tokens_per_block": lists["tokens_per_block"],
+            # Where none was named they depend on the pattern and the direction.
+            "backend": options["backend"],
+            "direction": directions,
+            "pattern": lists["patterns"],
+            "model": name if is_preset else None,
+            **extents,
+            "dtype": str(dtype),
+            "baseline": baseline,
+            **_as_given(options, "max_sms", "beside", "warmup", "iters", "library"),
+        }
         return cls(cases, banner, settings)
 
     @classmethod
@@ -101,7 +115,7 @@ class Request:
             f"  Total tests: {len(cases)}",
             _library_line(),
         ]
-        return cls(cases, banner, {name: options[name] for name in ("suite", "only", "warmup", "iters")})
+        return cls(cases, banner, _as_given(options, "suite", "only", "warmup", "iters", "library"))
 
 
 def run_tests(
@@ -203,6 +217,10 @@ class _Machines:
             else:
                 lines.append(f"  {'Host' if direction == 'h2h' else 'GPU'}: {machine.device}, {machine.library}")
         return lines
+
+
+def _as_given(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: options[name] for name in names}
 
 
 def _no_gpu() -> str | None:
