@@ -130,9 +130,10 @@ class TestCompare:
         ran = kvbench("compare", before, after)
         assert ran.status == 0, ran.err
         assert ran.out == (
-            "tokens_per_block,num_blocks,pattern,direction,backend,copy_size,before_gbps,after_gbps,ratio\n"
-            "16,1,lw_to_fc,h2d,auto,32768,20.00,10.00,0.500\n"
-            "16,8,lw_to_fc,h2d,auto,32768,25.00,50.00,2.000\n"
+            "tokens_per_block,num_blocks,pattern,direction,backend,copy_size,before_gbps,after_gbps,ratio,"
+            "within_spread\n"
+            "16,1,lw_to_fc,h2d,auto,32768,20.00,10.00,0.500,\n"
+            "16,8,lw_to_fc,h2d,auto,32768,25.00,50.00,2.000,\n"
         )
         assert ran.err == (
             f"2 tests: ratio 0.500 to 2.000, geometric mean 1.000\n1 more only in {before}\n2 more only in {after}\n"
@@ -147,7 +148,7 @@ class TestCompare:
         assert "…" not in text
         assert ("┃" in text) == (columns == 200)
         for line in ran.out.splitlines():
-            assert re.search(".*".join(map(re.escape, line.split(","))), text), line
+            assert re.search(".*".join(map(re.escape, line.split(",")[:-1])), text), line
 
     def test_csv_and_json_of_one_run(self, tmp_path):
         saved = tmp_path / "run.json"
@@ -155,13 +156,81 @@ class TestCompare:
         ran = kvbench(*SMALL, "--num-blocks", "3000", "--dtype", "f16", "--json", saved)
         (tmp_path / "run.csv").write_text(ran.out)
         compared = kvbench("compare", saved, tmp_path / "run.csv")
-        assert [float(line.split(",")[-1]) for line in compared.out.splitlines()[1:]] == pytest.approx([1, 1], abs=0.05)
+        assert [float(line.split(",")[-2]) for line in compared.out.splitlines()[1:]] == pytest.approx([1, 1], abs=0.05)
         other = json.loads(saved.read_text())
         for result in other["results"]:
             result["dtype"] = "bf16"
         (tmp_path / "other.json").write_text(json.dumps(other))
         refused = kvbench("compare", saved, tmp_path / "other.json")
-        assert (refused.status, "no test in common" in refused.err) == (2, True)
+        assert refused.status == 2
+        assert refused.err == (
+            f"kvbench: error: {saved} and {tmp_path / 'other.json'} have no test in common: "
+            f"dtype is f16 in {saved}, bf16 in {tmp_path / 'other.json'}\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("before", "after", "why"),
+        [
+            ([(1, "auto", 1)], [(2, "auto", 1), (3, "auto", 1)], "num_blocks is 1 in {a}, 2, 3 in {b}"),
+            # Every value is in both, but not with the one before it.
+            ([(1, "auto", 1), (2, "batched", 1)], [(2, "auto", 1)], "backend is batched in {a}, auto in {b}"),
+            ([(n, "auto", 1) for n in range(1, 6)], [(9, "auto", 1)], "num_blocks is 1, 2, 3, ... in {a}, 9 in {b}"),
+            ([], [(1, "auto", 1)], None),
+        ],
+    )
+    def test_runs_without_a_test_in_common(self, tmp_path, before, after, why):
+        """The first field that keeps them apart is named."""
+        a, b = self.saved(tmp_path / "a.csv", *before), self.saved(tmp_path / "b.csv", *after)
+        ran = kvbench("compare", a, b)
+        assert (ran.status, ran.out) == (2, "")
+        said = f"{a} has no measured test" if why is None else f"no test in common: {why.format(a=a, b=b)}"
+        assert ran.err.startswith("kvbench: error: ")
+        assert ran.err.endswith(f"{said}\n")
+
+    def test_where_both_were_measured(self, tmp_path):
+        """Above the ratios, and what differs is named; a CSV does not tell."""
+        a, b, c = (tmp_path / name for name in ("a.json", "b.json", "c.csv"))
+        c.write_text(kvbench(*SMALL, "--num-blocks", "1", "--direction", "h2h", "--json", a).out)
+        run = json.loads(a.read_text())
+        provenance = run["provenance"]
+        processor, library = provenance["machines"]["host"]["device"], f"kvbm_kernels {kk.__version__}, "
+        lines = kvbench("compare", a, a).err.splitlines()
+        assert [line.startswith(f"{a}: {processor}; {library}") for line in lines] == [True] * 2 + [False] * 2
+        provenance["machines"]["host"]["device"] = "another\n one"
+        provenance["kvbm_kernels"] |= {"version": "9.9", "is_stub_build": True}
+        # Which only one of them has: no test of it is in common.
+        provenance["machines"]["cuda"] = {"device": "NVIDIA H200"}
+        b.write_text(json.dumps(run))
+        lines = kvbench("compare", a, b).err.splitlines()
+        assert lines[1:3] == [
+            f"{b}: NVIDIA H200; another one; kvbm_kernels 9.9, stub build",
+            "The runs differ in: processor, library",
+        ]
+        assert f"\n{c}: it does not tell its machine\n" in kvbench("compare", a, c).err
+        del provenance["machines"]
+        b.write_text(json.dumps(run))
+        assert kvbench("compare", a, b).err == f"kvbench: error: {b} is no result of kvbench: it has no 'machines'\n"
+
+    @pytest.mark.parametrize(
+        ("before", "after", "within"),
+        [
+            # The median, the fastest, and the slowest sample.
+            ((1.0, 0.9, 1.2), (1.1, 1.0, 1.3), True),
+            ((1.0, 0.9, 1.05), (1.1, 1.0, 1.3), False),
+            # One slow sample alone does not make everything the same.
+            ((1.0, 0.9, 50.0), (1.1, 1.05, 1.2), False),
+        ],
+    )
+    def test_ratios_within_the_spread_are_marked(self, tmp_path, before, after, within):
+        for name, times in (("a.json", before), ("b.json", after)):
+            (tmp_path / name).write_text(saved(**dict(zip(("median_ms", "min_ms", "max_ms"), times, strict=True))))
+        arguments = ["compare", tmp_path / "a.json", tmp_path / "b.json"]
+        ran = kvbench(*arguments)
+        assert ran.out.endswith(f",{'yes' if within else 'no'}\n")
+        meaning = ": 1 of 1 ratio; each median is between the fastest and the slowest sample of the other run\n"
+        assert (f"within_spread{meaning}" in ran.err) == within
+        _, shown, said = on_terminal(200, *arguments)
+        assert (" 1.000~ " in shown, f"~{meaning}" in said) == (within, within)
 
     @pytest.mark.parametrize(
         ("times", "bandwidths", "ratio"),
@@ -180,7 +249,7 @@ class TestCompare:
             path.write_text(row(total=10_000, time=time, bandwidth=bandwidth))
         ran = kvbench("compare", before, after)
         assert ran.status == 0, ran.err
-        assert ran.out.splitlines()[1].endswith(f",{ratio}")
+        assert ran.out.splitlines()[1].endswith(f",{ratio},")
         assert ran.err.startswith(f"1 test: ratio {ratio} to")
 
     def test_files_from_a_spreadsheet(self, tmp_path):

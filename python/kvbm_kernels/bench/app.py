@@ -21,7 +21,7 @@ from kvbm_kernels.bench.measure import Effort
 from kvbm_kernels.bench.models import DEFAULT, MODELS
 from kvbm_kernels.bench.outputs import check_output, write_output
 from kvbm_kernels.bench.patterns import PATTERNS, as_pattern
-from kvbm_kernels.bench.results import BROKEN, as_json, as_rows, broken, read_json, read_rows
+from kvbm_kernels.bench.results import BROKEN, as_json, as_rows, broken, read_json, read_saved
 from kvbm_kernels.bench.run import Request, run_tests
 from kvbm_kernels.bench.suites import SUITES
 from kvbm_kernels.bench.table import Shown
@@ -271,7 +271,7 @@ def plot(results: Path, image: Path) -> int:
     """Draw RESULTS, the CSV or JSON of a run, into IMAGE, a .png or .svg file. Only JSON has the ceilings."""
     draw = _plotting(image)
     _check(image, results)
-    rows = _read(results, read_rows)
+    rows = _read(results, read_saved).rows
     if not rows:
         raise click.UsageError(f"{results} has no measured test")
     draw(rows, image)
@@ -295,10 +295,20 @@ def show(results: Path) -> int:
 @click.argument("before", type=_SAVED)
 @click.argument("after", type=_SAVED)
 def compare(before: Path, after: Path) -> int:
-    """The bandwidth of AFTER over that of BEFORE, test by test; each is the CSV or JSON of a run."""
-    matched = comparison.match(_read(before, read_rows), _read(after, read_rows))
+    """The bandwidth of AFTER over that of BEFORE, test by test; each is the CSV or JSON of a run.
+
+    Only JSON tells the machine, and how far the samples of a test are from each other: what is no more than that is
+    marked.
+    """
+    first, second = _read(before, read_saved), _read(after, read_saved)
+    for path, saved in ((before, first), (after, second)):
+        if not saved.rows:
+            raise click.UsageError(f"{path} has no measured test")
+    matched = comparison.match(first.rows, second.rows)
     if not matched.pairs:
-        raise click.UsageError(f"{before} and {after} have no test in common")
+        why = comparison.difference(first.rows, second.rows, str(before), str(after))
+        raise click.UsageError(f"{before} and {after} have no test in common: {why}")
+    comparison.show_facts(first, second, str(before), str(after))
     comparison.show(matched, str(before), str(after))
     return 0
 

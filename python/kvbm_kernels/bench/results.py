@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvbm_kernels.bench.cases import Case
 
@@ -28,6 +28,8 @@ COLUMNS = (
     "bandwidth_gbps",
 )
 KEY = COLUMNS[:5]
+SHAPE = ("layers", "kv_heads", "head_dim", "dtype")
+_DEVICES = {"GPU": "cuda", "processor": "host"}
 STATUSES = ("measured", "waived", "wrong", "failed", "not_run")
 
 
@@ -173,13 +175,23 @@ class Row:
     median_ms: float
     bandwidth_gbps: float
     shape: tuple[Any, ...]
-    """What else tells rows apart; empty strings from a CSV."""
+    """The SHAPE, which tells rows apart too; empty strings from a CSV."""
+    spread_ms: tuple[float, float] | None
+    """The fastest sample and the slowest; only JSON has them."""
     baseline: tuple[str, float] | None
     """The baseline's name and GB/s; only JSON has it."""
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return (*[getattr(self, name) for name in KEY], self.total_bytes, self.copy_size)
+    def field(self, name: str) -> Any:
+        """A column, or one of the SHAPE."""
+        return self.shape[SHAPE.index(name)] if name in SHAPE else getattr(self, name)
+
+
+class Saved(NamedTuple):
+    """A saved run: its measured tests, and where they were measured."""
+
+    rows: list[Row]
+    facts: dict[str, str]
+    """The GPU, the processor and the library, by these names; nothing from a CSV."""
 
 
 def as_rows(results: Sequence[dict[str, Any]]) -> list[Row]:
@@ -189,7 +201,8 @@ def as_rows(results: Sequence[dict[str, Any]]) -> list[Row]:
         if "median_ms" not in result:
             continue
         baseline = result.get("baseline")
-        shape = [_count(result, name) if name in result else "" for name in ("layers", "kv_heads", "head_dim")]
+        shape = [_count(result, name) if name in result else "" for name in SHAPE[:-1]]
+        has_spread = "min_ms" in result and "max_ms" in result
         rows.append(
             Row(
                 _count(result, "tokens_per_block"),
@@ -202,6 +215,7 @@ def as_rows(results: Sequence[dict[str, Any]]) -> list[Row]:
                 _number(result, "median_ms", or_zero=True),
                 _number(result, "bandwidth_gbps"),
                 (*shape, _name(result, "dtype") if "dtype" in result else ""),
+                (_number(result, "min_ms", or_zero=True), _number(result, "max_ms")) if has_spread else None,
                 (_name(baseline, "name"), _number(baseline, "bandwidth_gbps")) if baseline else None,
             )
         )
@@ -257,18 +271,27 @@ def broken(path: Path, error: Exception, what: str = "result") -> ValueError:
     return ValueError(f"{path} is no {what} of kvbench: {reason}")
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a saved run. Raises OSError, and ValueError for what is neither CSV nor JSON of kvbench."""
+def read_saved(path: Path) -> Saved:
+    """A saved run. Raises OSError, and ValueError for what is neither CSV nor JSON of kvbench."""
     try:
         text = _read(path)
         if text.lstrip().startswith("{"):
-            return as_rows(_document(text)["results"])
+            run = _document(text)
+            return Saved(as_rows(run["results"]), _facts(run["provenance"]) if "provenance" in run else {})
         reader = csv.DictReader(text.splitlines())
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise ValueError(f"the first line is not {','.join(COLUMNS)}")
-        return as_rows([_more_digits(row) for row in reader])
+        return Saved(as_rows([_more_digits(row) for row in reader]), {})
     except BROKEN as error:
         raise broken(path, error) from None
+
+
+def _facts(provenance: Mapping[str, Any]) -> dict[str, str]:
+    machines = provenance["machines"]
+    facts = {what: machines[name]["device"] for what, name in _DEVICES.items() if name in machines}
+    facts["library"] = built(provenance["kvbm_kernels"])
+    # In one line each, whatever is in the file.
+    return {what: " ".join(str(text).split()) for what, text in facts.items()}
 
 
 def read_json(path: Path) -> dict[str, Any]:
