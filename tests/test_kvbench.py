@@ -288,10 +288,12 @@ class TestWaived:
         assert run["counts"] == {"measured": 3, "waived": 3, "wrong": 0, "failed": 0, "not_run": 0}
 
     @pytest.mark.parametrize("option", [["--beside", "gemm"], ["--max-sms", "4"]])
-    def test_options_of_a_gpu(self, option, tmp_path):
-        run = results(tmp_path, *SMALL, "--num-blocks", "1", "--direction", "h2h", *option)
+    @pytest.mark.parametrize("backend", ["auto", "convert"])
+    def test_options_of_a_gpu(self, option, backend, tmp_path):
+        run = results(tmp_path, *SMALL, "--num-blocks", "1", "--direction", "h2h", "--backend", backend, *option)
         assert [row["status"] for row in run["results"]] == ["waived", "waived"]
-        assert option[0] in run["results"][0]["reason"]
+        assert run["results"][0]["reason"].startswith(f"{option[0]} ")
+        assert run["results"][0]["reason"].endswith(", and h2h uses none")
 
     def test_out_of_memory_is_one_tests_matter(self, tmp_path):
         run = results(tmp_path, "--num-blocks", "1000000000,1", "--pattern", "lw", "--iters", "1", "--direction", "h2h")

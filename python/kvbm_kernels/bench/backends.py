@@ -60,8 +60,10 @@ def prepare(backend: str, pattern: Pattern, buffers: Buffers, max_sms: int | Non
     """Make the call of a backend. Raises Waived where the backend cannot do it."""
     machine = buffers.machine
     converts = backend == "convert" or (backend == "auto" and pattern.is_conversion)
-    if max_sms is not None and not (converts and isinstance(machine, CudaMachine)):
-        raise Waived("--max-sms bounds copy_blocks on a GPU: backend convert, or auto where rows change their order")
+    if max_sms is not None and not isinstance(machine, CudaMachine):
+        raise Waived("--max-sms bounds what a conversion uses of a GPU, and h2h uses none")
+    if max_sms is not None and not converts:
+        raise Waived("--max-sms bounds copy_blocks: backend convert, or auto where rows change their order")
     if converts:
         prepared = None
         if backend == "convert" and max_sms is None:
