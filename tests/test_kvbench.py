@@ -15,6 +15,8 @@ import pytest
 import kvbm_kernels as kk
 from buildtools import ROOT, require_program, run
 from kvbench_support import COLUMNS, COMMAND, SMALL, kvbench, on_terminal, results
+from kvbm_kernels.bench.backends import BACKENDS
+from kvbm_kernels.bench.models import MODELS
 
 pytest.importorskip("click")
 pytest.importorskip("rich")
@@ -172,6 +174,12 @@ class TestOutput:
     def test_completion_of_shells(self, shell):
         assert f"_KVBENCH_COMPLETE={shell}_complete" in kvbench(_KVBENCH_COMPLETE=f"{shell}_source").out
         assert f"_KVBENCH_COMPLETE={shell}_source" in kvbench("--help").out or shell == "zsh"
+
+    def test_help_has_all_names(self):
+        text = kvbench("--help").out
+        listed = text.split("Models:")[1].split("Examples:")[0]
+        assert " ".join(listed.split()).split(", ") == list(MODELS)
+        assert all(f"\n    {name} " in text for name in BACKENDS)
 
     def test_nobody_reads_on(self):
         """A closed pipe ends the run without a traceback."""

@@ -16,7 +16,7 @@ import pytest
 import kvbm_kernels as kk
 from buildtools import ROOT
 from kvbench_support import COLUMNS, SMALL, kvbench, on_terminal, results
-from kvbm_kernels.bench.suites import SUITES
+from kvbm_kernels.bench.suites import SUITES, suite
 
 pytest.importorskip("click")
 pytest.importorskip("rich")
@@ -414,6 +414,9 @@ class TestPage:
         page = (ROOT / "docs/kvbench.md").read_text()
         for name in SUITES:
             assert f"`{name}`" in page or f"--suite {name}" in page
+
+    def test_suites_need_a_gpu(self):
+        assert "h2h" not in {case.direction for case in suite("all")}
 
 
 class TestJson:

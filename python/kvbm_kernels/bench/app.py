@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -110,12 +111,16 @@ Backends:
 {backends}
 
 \b
+Models:
+{models}
+
+\b
 Examples:
   kvbench --num-blocks=1,128 --tokens-per-block=16,64 --backend vectorized,batched --direction h2d
   kvbench --model llama-3.1-8b --pattern nhd_to_universal_pools --direction d2d,d2h --json out.json
   kvbench --direction h2d --pattern lw_to_fc_pools --beside gemm
   kvbench --suite conversion --plot conversion.png
-  kvbench compare before.csv after.csv
+  kvbench compare before.json after.json
 
 \b
 Completion, in ~/.bashrc (in ~/.zshrc, zsh_source):
@@ -124,7 +129,16 @@ in ~/.config/fish/completions/kvbench.fish:
   _KVBENCH_COMPLETE=fish_source kvbench | source
 
 Standard output is CSV; everything else is on standard error.""".format(
-    backends="\n".join(f"  {name:<13} {meaning}" for name, meaning in BACKENDS.items())
+    backends="\n".join(f"  {name:<13} {meaning}" for name, meaning in BACKENDS.items()),
+    # A name is not to be broken at its hyphens.
+    models=textwrap.fill(
+        ", ".join(MODELS),
+        100,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    ),
 )
 
 
@@ -184,7 +198,7 @@ Standard output is CSV; everything else is on standard error.""".format(
     metavar="NAME",
     callback=_by(_one_of(MODELS, {})),
     shell_complete=_completing(MODELS),
-    help=f"Extents of a model's cache.  [default: {DEFAULT}]",
+    help=f"Extents of a model's cache, see below.  [default: {DEFAULT}]",
 )
 @click.option("--layers", type=_COUNT, help="Instead of the model's.")
 @click.option("--kv-heads", type=_COUNT, help="Instead of the model's; of one rank.")
