@@ -1,6 +1,6 @@
 // How fast the host engine is, beside a plain memcpy of the same bytes by the same number of threads in the same run.
 //
-//   host_bench [MiB of KV data, default 128]
+//   host_bench [MiB of KV data, 1 to 1048576, default 128]
 //
 // Payload GB/s (bytes moved once), best of several rounds in which all cases take turns; every result is checked.
 #include <sys/mman.h>
@@ -20,6 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kMostMebibytes = size_t{1} << 20;
 
 // Memory as NumPy allocates large arrays: huge pages where the system has them, the data at an offset in the first.
 struct Buffer {
@@ -169,10 +170,21 @@ void latency() {
   std::printf("one block of %zu KiB, NHD -> universal: %.2f microseconds a call\n", nbytes / 1024, best * 1e6);
 }
 
+// The whole number of a text, or 0 where it is none from 1 to most.
+size_t number(const char *text, size_t most) {
+  size_t value = 0;
+  for (; *text >= '0' && *text <= '9' && value <= most; ++text) value = value * 10 + static_cast<size_t>(*text - '0');
+  return *text == '\0' && value <= most ? value : 0;
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
-  const size_t mebibytes = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 128;
+  const size_t mebibytes = argc > 1 ? number(argv[1], kMostMebibytes) : 128;
+  if (argc > 2 || mebibytes == 0) {
+    std::fprintf(stderr, "usage: host_bench [MiB of KV data, 1 to %zu, default 128]\n", kMostMebibytes);
+    return 2;
+  }
   const auto blocks = [=](size_t block_nbytes) { return std::max<size_t>(1, (mebibytes << 20) / block_nbytes); };
   std::printf("kvbm_kernels %s, host engine, %u processors\n", kvbm_kernels_version(),
               std::thread::hardware_concurrency());
