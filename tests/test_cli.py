@@ -128,6 +128,15 @@ class TestWithoutTheLibrary:
                 + "\n"
             )
 
+    @pytest.mark.parametrize("module", ["kvbm_kernels", "kvbm_kernels.bench"])
+    def test_as_a_module_it_is_in_the_last_lines(self, module):
+        """Python imports the package before anything of the module runs."""
+        ran = python("-m", module, KVBM_KERNELS_LIBRARY="/nowhere.so")
+        assert (ran.returncode, ran.stdout) == (1, "")
+        said, which = ran.stderr.splitlines()[-2:]
+        assert "kvbm_kernels cannot use its library" in said
+        assert "/nowhere.so (named by KVBM_KERNELS_LIBRARY)" in which
+
     def test_another_import_that_fails_is_not_hidden(self, tmp_path):
         (tmp_path / "cffi.py").write_text("raise ImportError('no good')\n")
         code = "import sys, _kvbm_commands; sys.exit(_kvbm_commands.kvbench())"
