@@ -74,3 +74,17 @@ def results(tmp_path: Path, *arguments: str | Path, status: int = 0, **variables
     ran = kvbench(*arguments, "--json", path, **variables)
     assert ran.status == status, ran.err
     return json.loads(path.read_text())
+
+
+def row(total: object = 8, size: object = 8, time: object = 1, bandwidth: object = 1, backend: object = "auto") -> str:
+    """A CSV with one test."""
+    return f"{COLUMNS}\n16,1,fc_to_fc,h2h,{backend},{total},1,{size},1,{time},{bandwidth}\n"
+
+
+def saved(**changes: object) -> str:
+    """A JSON with as much of one test as comparing and drawing read."""
+    result = {
+        "tokens_per_block": 16, "num_blocks": 1, "pattern": "fc_to_fc", "direction": "h2h", "backend": "auto",
+        "total_bytes": 8, "copy_size": 8, "median_ms": 1.0, "bandwidth_gbps": 8e-6, "layers": 1, "dtype": "bf16",
+    }  # fmt: skip
+    return json.dumps({"schema": "kvbench/1", "results": [result | changes]})
