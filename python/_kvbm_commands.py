@@ -18,8 +18,8 @@ def kvbench() -> int:
 
 
 def _run(name: str, module: str) -> int:
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if raises:
         # Ctrl-C in the middle of an import ends the process, as it ends a command that has no more to say.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -32,6 +32,7 @@ def _run(name: str, module: str) -> int:
             print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     finally:
-        signal.signal(signal.SIGINT, handler)
+        if raises:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     status: int = main()
     return status
