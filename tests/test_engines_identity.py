@@ -175,6 +175,7 @@ class TestPieces:
         for dst, message in (
             (view[[3, 2, 2]], "dst has block 2 more than once, at 1 and 2"),
             (view[[3, 2, 2]].tokens(0, 1), "dst has block 2 more than once, at 1 and 2"),
+            (engines.split_blocks(self.view(rng, "BNHC")[[3, 2, 2]], 1), "dst has block 2 .*, at 1 and 2"),
             (view[[3, 2]][[5, 1, 5]], "dst has block 2 more than once, at 0 and 2"),
             (self.view(rng, physical)[[4, 2, 2]], "dst has block 2 more than once, at 1 and 2"),
             (view[[4, 2]].tokens(0, 1)[[0, 5, 5]], "dst has block 2 more than once, at 1 and 2"),

@@ -120,4 +120,6 @@ def split_blocks(view: _AnyView, num_tokens: SupportsIndex) -> _AnyView:
         if pieces._named is not None:
             named, each = pieces._named
             pieces._named = named, each * count
+        elif pieces.num_reserved == 0 and view.geometry.ids is not None:
+            pieces._named = view.geometry.ids, count
     return pieces
