@@ -338,6 +338,18 @@ class TestInterrupted:
         assert run["counts"]["not_run"] == 99 - measured > 0
         assert plot.exists()
 
+    def test_not_where_it_is_ignored(self):
+        """As by what a script starts in the background."""
+        with subprocess.Popen(
+            [*COMMAND, *SMALL, "--num-blocks", ",".join(str(n) for n in range(1, 30)), "--pattern", "fc"],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        ) as process:  # fmt: skip
+            process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert len(process.stdout.readlines()) == 29
+        assert process.returncode == 0
+
 
 # A library that does what the real one does, but for something before or after it.
 BROKEN = """

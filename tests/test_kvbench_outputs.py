@@ -31,6 +31,18 @@ def counts(path: Path) -> dict[str, int]:
 
 
 class TestFiles:
+    def test_a_pipe_without_a_name(self, tmp_path):
+        """As of a process substitution; but not the one that has the CSV."""
+        run = " ".join(RUN)
+        ran = shell(
+            f"KVBENCH {run} --json >(cat >run.json) 2>err && wait $! && KVBENCH {run} --json /dev/null", tmp_path
+        )
+        assert ran.returncode == 0, (tmp_path / "err").read_text()
+        assert counts(tmp_path / "run.json") == {"measured": 4}
+        ran = shell(f"KVBENCH {run} --json /dev/fd/1 | cat; exit ${{PIPESTATUS[0]}}", tmp_path)
+        assert (ran.returncode, ran.stdout) == (2, "")
+        assert "/dev/fd/1 is where standard output goes, expected another file" in ran.stderr
+
     def test_a_pipe_with_a_name(self, tmp_path):
         """It is opened once, and who reads it gets everything."""
         os.mkfifo(tmp_path / "pipe")

@@ -26,7 +26,8 @@ def check_output(path: Path, *others: Path) -> None:
     for other in others:
         if os.path.realpath(other) == str(target) or (is_regular and other.exists() and other.samefile(target)):
             raise ValueError(f"{path} and {other} are the same file, expected two")
-    if is_regular and _is_stdout(target):
+    # A device, such as /dev/null, takes both.
+    if is_regular is not None and not target.is_char_device() and _is_stdout(target):
         raise ValueError(f"{path} is where standard output goes, expected another file")
 
 
@@ -54,6 +55,9 @@ def write_output(path: Path, data: bytes) -> None:
 def _target(path: Path) -> tuple[Path, bool | None]:
     """Where links lead to, and whether a regular file is there; None for nothing."""
     target = Path(os.path.realpath(path))
+    if not target.exists() and path.exists():
+        # It leads to something without a name, as /dev/fd/3 does to a pipe.
+        target = path
     try:
         mode = target.stat().st_mode
     except FileNotFoundError:

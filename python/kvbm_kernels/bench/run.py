@@ -154,8 +154,12 @@ def run_tests(
 def _interrupts_held() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
     """Hold Ctrl-C back, so that it does not come between a test and what is written of it.
 
-    Gives a context in which it raises KeyboardInterrupt as ever, at once if it was held back before.
+    Gives a context in which it raises KeyboardInterrupt as ever, at once if it was held back before. Where it is
+    ignored, as by a job that a script started in the background, it stays so.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield contextlib.nullcontext
+        return
     is_held, came = True, False
 
     def handler(*_: object) -> None:

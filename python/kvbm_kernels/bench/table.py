@@ -61,7 +61,7 @@ def table(run: dict[str, Any]) -> Table:
     title = ""
     for result in results:
         # Once for the tests that share it.
-        shown = "" if result["title"] == title else result["title"]
+        shown = "" if result["title"] == title else str(result["title"])
         title = result["title"]
         made.add_row(*([shown] if has_titles else []), *_cells(result, has_aims, has_beside))
     return made
