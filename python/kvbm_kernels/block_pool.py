@@ -11,7 +11,8 @@ from kvbm_kernels.dtypes import DTypeLike
 from kvbm_kernels.errors import KvbmTypeError, KvbmValueError, Uncopied
 from kvbm_kernels.kv_arrays import ArrayMaker, as_arrays
 from kvbm_kernels.kv_dtypes import KvDtypeLike, KvFp16
-from kvbm_kernels.kv_rows import Rows, RowSpec
+from kvbm_kernels.kv_row_spec import RowSpec
+from kvbm_kernels.kv_rows import Rows
 from kvbm_kernels.kv_tables import Updates
 from kvbm_kernels.layouts import BlockShape, Layout, as_count, as_layout
 from kvbm_kernels.streams import StreamLike

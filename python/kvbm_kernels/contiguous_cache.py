@@ -6,7 +6,8 @@ from typing import Any, SupportsIndex
 
 from kvbm_kernels.kv_arrays import ArrayMaker
 from kvbm_kernels.kv_cache import CapacityError, KvCache
-from kvbm_kernels.kv_rows import Rows, RowSpec
+from kvbm_kernels.kv_row_spec import RowSpec
+from kvbm_kernels.kv_rows import Rows
 from kvbm_kernels.kv_tables import Updates
 from kvbm_kernels.layouts import Layout
 from kvbm_kernels.streams import StreamLike

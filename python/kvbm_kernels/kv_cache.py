@@ -15,7 +15,8 @@ from kvbm_kernels.errors import KvbmValueError, Uncopied
 from kvbm_kernels.kv_arrays import ArrayMaker, as_arrays
 from kvbm_kernels.kv_dtypes import KvDtypeLike, KvFp16
 from kvbm_kernels.kv_layer import LayerCache
-from kvbm_kernels.kv_rows import Rows, RowSpec
+from kvbm_kernels.kv_row_spec import RowSpec
+from kvbm_kernels.kv_rows import Rows
 from kvbm_kernels.kv_tables import SequenceTables, Table, TableRows, Updates
 from kvbm_kernels.layer_lengths import LayerLengths
 from kvbm_kernels.layouts import Layout, as_count, as_layout
