@@ -26,7 +26,7 @@ sanitized() {
   local runtime ignored=() file
   runtime=$("${CXX:-c++}" -print-file-name=libasan.so)
   runtime+=" $("${CXX:-c++}" -print-file-name=libstdc++.so)"
-  for file in build capi_programs 'cli*' engines_transformers examples exports kernels 'kvbench*' 'llama*' models \
+  for file in build capi_programs 'cli*' engines_transformers examples exports host_bench kernels 'kvbench*' 'llama*' models \
     package; do
     ignored+=("--ignore-glob=tests/test_$file.py")
   done
