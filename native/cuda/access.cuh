@@ -17,7 +17,7 @@ struct Access<16> {
 };
 
 // Of 16 bytes, whose lines the L2 lets go of first: for the whole vectors of a copy that is bounded because a model
-// runs beside it, which is to keep its cache. Where a copy has the GPU for itself, this costs 2 to 5% of its speed: the
+// runs beside it, which is to keep its cache. Where a copy has the GPU for itself, this costs some of its speed: the
 // lines of others stay in the L2, and its own have to make do with the rest.
 struct PassingAccess {
   static __device__ __forceinline__ uint4 load(const char *p) {

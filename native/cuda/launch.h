@@ -13,8 +13,8 @@ struct Budget {
 
 // Across the link a few CTAs reach its speed, and a model beside the copy keeps the rest. Writing to the host needs
 // fewer threads than reading from it: writes are posted, and a read holds its lanes for a round trip. No more of them
-// than fill the link, either: what is written faster than it leaves waits on the device, and whatever runs there waits
-// behind it. On an H200, 7 CTAs have the speed of 8, and beside 8 kernels of 6 microseconds take twice as long.
+// than fill the link, either: what is written faster than it leaves waits on the device, and small kernels beside it
+// wait behind that.
 constexpr Budget kLinkRead{6, 512};
 constexpr Budget kLinkWrite{7, 256};
 constexpr uint32_t kFullThreads = 128;

@@ -17,7 +17,6 @@ class MemoryMap {
   const Memory &find(uintptr_t address, size_t nbytes) {
     if (last_->memory.holds(address, nbytes)) return last_->memory;
     // Pieces come from the pools of layers in turn: the one that followed this one before is likely to follow it now.
-    // To try it first makes 20,480 pieces of 160 pools a quarter of the time of searching for each.
     Known *next = &known_[last_->next];
     if (!next->memory.holds(address, nbytes)) {
       next = known(address, nbytes);
